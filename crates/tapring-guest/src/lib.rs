@@ -1,0 +1,1 @@
+//! A guest in software: vhost-user frontend and virtio-net driver.

@@ -1,0 +1,1 @@
+//! The tap over io_uring: frames in, completions out.

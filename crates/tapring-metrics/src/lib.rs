@@ -1,0 +1,1 @@
+//! The metric table, per-queue counters and the /metrics endpoint.

@@ -1,0 +1,1 @@
+//! A vhost-user-net backend over io_uring.

@@ -1,0 +1,2 @@
+//! The `tapring` command.
+fn main() {}

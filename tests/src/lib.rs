@@ -1,0 +1,1 @@
+//! tapring's tests.
