@@ -1,0 +1,4 @@
+//! One worker per queue pair: the data path.
+
+pub mod command;
+pub mod handle;
