@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio_uring::buf::BoundedBuf;
 use tokio_uring::net::TcpStream;
 
-use super::reply::{self, Reply};
+use super::reply;
 use super::request::{self, Head, MAX_HEAD_BYTES};
 
 /// Makes the text of `/metrics`.
@@ -35,7 +35,7 @@ impl Connection {
             return Ok(());
         };
         let reply = reply::to(&head, &**render);
-        self.write(reply).await?;
+        self.0.write_all(reply.into_bytes()).await.0?;
         self.0.shutdown(Shutdown::Write)?;
         self.discard().await
     }
@@ -54,10 +54,6 @@ impl Connection {
                 return Ok(Some(head));
             }
         }
-    }
-
-    async fn write(&self, reply: Reply) -> io::Result<()> {
-        self.0.write_all(reply.into_bytes()).await.0
     }
 
     /// Reads until the client has closed too. Closing with bytes unread would send a reset, which can overtake the reply
@@ -82,4 +78,5 @@ impl Drop for Connection {
     }
 }
 
+/// Of up to [`MAX_HEAD_BYTES`] each.
 const MAX_DISCARDS: usize = 16;
