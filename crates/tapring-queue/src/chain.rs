@@ -1,0 +1,125 @@
+//! Strict walking of descriptor chains (virtio 1.3 §2.7.5).
+//!
+//! A malformed chain is a [`Fault`], never a shorter chain: a frame that is silently cut is worse
+//! than one that is refused. Each descriptor is read once, so that the guest cannot change it
+//! between the check and the use.
+//!
+//! ```text
+//!  head -> desc -> desc -> desc                 direct
+//!  head -> INDIRECT -> table[0] -> table[1]     indirect: one hop, then the table is walked alone
+//! ```
+
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{ByteValued, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
+
+use crate::fault::Fault;
+use crate::ring::Ring;
+
+const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
+
+/// Walks the descriptors of one chain.
+#[derive(Debug)]
+pub(crate) struct Walk<'r, 'm> {
+    ring: &'r Ring<'m>,
+    memory: &'m GuestMemoryMmap,
+    /// The table being walked: the ring's own, or an indirect one with its number of entries.
+    table: Option<(VolatileSlice<'m>, u16)>,
+    next: Option<u16>,
+    /// Descriptors the chain may still have: a chain is no longer than the queue (§2.7.5.3.1),
+    /// which also ends every loop.
+    left: u16,
+}
+
+impl<'r, 'm> Walk<'r, 'm> {
+    /// Starts at `head`, following an indirect table only where that was negotiated.
+    #[inline]
+    pub(crate) fn new(
+        ring: &'r Ring<'m>,
+        memory: &'m GuestMemoryMmap,
+        head: u16,
+        indirect: bool,
+    ) -> Result<Self, Fault> {
+        let mut walk = Self {
+            ring,
+            memory,
+            table: None,
+            next: Some(head),
+            left: ring.size().as_u16(),
+        };
+        let first = ring.descriptor(head);
+        if first.refers_to_indirect_table() {
+            walk.enter_table(&first, indirect)?;
+        }
+        Ok(walk)
+    }
+
+    /// Puts the table that `hop` refers to in place of the ring's (§2.7.5.3).
+    fn enter_table(&mut self, hop: &Descriptor, negotiated: bool) -> Result<(), Fault> {
+        let bytes = hop.len() as usize;
+        let entries = u16::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| Fault::BadIndirect)?;
+        let whole = bytes.is_multiple_of(DESCRIPTOR_BYTES);
+        if !negotiated || hop.has_next() || !whole || entries == 0 || entries > self.left {
+            return Err(Fault::BadIndirect);
+        }
+        let table = self.memory.get_slice(hop.addr(), bytes);
+        self.table = Some((table.map_err(|_| Fault::BadIndirect)?, entries));
+        self.next = Some(0);
+        Ok(())
+    }
+
+    /// The next descriptor, `None` behind the last.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Result<Option<Descriptor>, Fault> {
+        let Some(index) = self.next else {
+            return Ok(None);
+        };
+        let descriptor = self.read(index)?;
+        self.left = self.left.checked_sub(1).ok_or(Fault::BadChain)?;
+        if descriptor.refers_to_indirect_table() {
+            return Err(Fault::BadIndirect);
+        }
+        self.next = descriptor.has_next().then(|| descriptor.next());
+        Ok(Some(descriptor))
+    }
+
+    #[inline]
+    fn read(&self, index: u16) -> Result<Descriptor, Fault> {
+        match &self.table {
+            None if index < self.ring.size().as_u16() => Ok(self.ring.descriptor(index)),
+            Some((table, entries)) if index < *entries => Ok(table_entry(table, index)),
+            _ => Err(Fault::BadChain),
+        }
+    }
+
+    /// Calls `visit` with each piece of guest memory a descriptor covers: one, unless its buffer
+    /// runs across adjacent regions of the memory map, as hot-plugged memory may.
+    #[inline]
+    pub(crate) fn slices(
+        &self,
+        descriptor: &Descriptor,
+        mut visit: impl FnMut(VolatileSlice<'m>),
+    ) -> Result<(), Fault> {
+        let bytes = descriptor.len() as usize;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if let Ok(slice) = self.memory.get_slice(descriptor.addr(), bytes) {
+            visit(slice);
+            return Ok(());
+        }
+        for slice in self.memory.get_slices(descriptor.addr(), bytes) {
+            visit(slice.map_err(|_| Fault::BadAddress)?);
+        }
+        Ok(())
+    }
+}
+
+/// An indirect table may lie at any address (§2.7.5.3 asks for no alignment), so it is read as
+/// bytes.
+fn table_entry(table: &VolatileSlice<'_>, index: u16) -> Descriptor {
+    let mut descriptor = Descriptor::default();
+    if let Ok(entry) = table.get_slice(usize::from(index) * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES) {
+        entry.copy_to(descriptor.as_mut_slice());
+    }
+    descriptor
+}

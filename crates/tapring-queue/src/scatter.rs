@@ -1,0 +1,108 @@
+//! Writing a received frame into chains.
+
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
+
+use crate::chain::Walk;
+use crate::fault::Fault;
+use crate::header::{HEADER_BYTES, NUM_BUFFERS_AT, PLAIN_HEADER};
+use crate::ring::Ring;
+
+/// A header and a frame on their way into one or more chains. Bytes are written as room for them
+/// is found: nothing of it is the driver's until used elements are published, so an attempt that
+/// runs out of chains is simply made again.
+#[derive(Debug)]
+pub(crate) struct Scatter<'f, 'm> {
+    frame: &'f [u8],
+    /// Bytes written so far, the header counted in.
+    written: usize,
+    /// Where the two bytes of num_buffers went; known only when the last chain is.
+    num_buffers: [Option<VolatileSlice<'m>>; 2],
+}
+
+/// What one chain took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Bytes the chain can hold.
+    pub(crate) capacity: u64,
+    /// Bytes written to it.
+    pub(crate) written: u32,
+}
+
+impl<'f, 'm> Scatter<'f, 'm> {
+    pub(crate) const fn new(frame: &'f [u8]) -> Self {
+        Self {
+            frame,
+            written: 0,
+            num_buffers: [None; 2],
+        }
+    }
+
+    /// Bytes that have found no room yet.
+    pub(crate) const fn left(&self) -> usize {
+        HEADER_BYTES + self.frame.len() - self.written
+    }
+
+    /// Writes as much as the chain at `head` holds. The whole chain is walked, for one that is
+    /// malformed behind the bytes needed is malformed all the same.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        ring: &Ring<'m>,
+        memory: &'m GuestMemoryMmap,
+        head: u16,
+        indirect: bool,
+    ) -> Result<Taken, Fault> {
+        let before = self.written;
+        let mut capacity = 0;
+        let mut walk = Walk::new(ring, memory, head, indirect)?;
+        while let Some(descriptor) = walk.next()? {
+            if !descriptor.is_write_only() {
+                return Err(Fault::WrongDirection);
+            }
+            capacity += u64::from(descriptor.len());
+            walk.slices(&descriptor, |slice| self.put(slice))?;
+        }
+        // At most a frame and its header were written.
+        let written = u32::try_from(self.written - before).map_err(|_| Fault::TooLarge)?;
+        Ok(Taken { capacity, written })
+    }
+
+    #[inline]
+    fn put(&mut self, mut slice: VolatileSlice<'m>) {
+        if self.written < HEADER_BYTES {
+            slice = self.put_header(slice);
+        }
+        if self.written >= HEADER_BYTES {
+            let rest = &self.frame[self.written - HEADER_BYTES..];
+            let bytes = rest.len().min(slice.len());
+            slice.copy_from(&rest[..bytes]);
+            self.written += bytes;
+        }
+    }
+
+    /// Writes header bytes to the front of `slice` and returns what is left of it.
+    #[inline]
+    fn put_header(&mut self, slice: VolatileSlice<'m>) -> VolatileSlice<'m> {
+        let from = self.written;
+        let bytes = (HEADER_BYTES - from).min(slice.len());
+        slice.copy_from(&PLAIN_HEADER[..bytes]);
+        for (i, place) in self.num_buffers.iter_mut().enumerate() {
+            let at = NUM_BUFFERS_AT + i;
+            if (from..from + bytes).contains(&at) {
+                *place = slice.subslice(at - from, 1).ok();
+            }
+        }
+        self.written += bytes;
+        slice.offset(bytes).unwrap_or(slice)
+    }
+
+    /// Writes num_buffers, now that it is known (§5.1.6.4).
+    #[inline]
+    pub(crate) fn finish(&self, num_buffers: u16) {
+        for (place, byte) in self.num_buffers.iter().zip(num_buffers.to_le_bytes()) {
+            if let Some(place) = place {
+                place.copy_from(&[byte]);
+            }
+        }
+    }
+}
