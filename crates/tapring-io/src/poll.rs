@@ -1,0 +1,343 @@
+//! What the ring watches: the command and kick eventfds, and the tap's readiness.
+//!
+//! Theory of operation. Eventfds are watched by a multishot POLL and never read, which makes it edge-like: each write
+//! is a completion (one-shot on an eventfd that nobody reads would complete again at once). The kernel may end a
+//! multishot poll at any time; a completion without `F_MORE` says so, and the poll is armed again with the next enter.
+//!
+//! The tap is watched by one-shot polls, armed on request only: a multishot poll would fire for every frame.
+//!
+//! ```text
+//!              install / request           pushed
+//!     Idle  ----------------------> Wanted ------> Armed(generation)
+//!      ^                              ^                 |
+//!      |  one-shot done, or cancelled |  F_MORE missing |
+//!      +------------------------------+-----------------+
+//! ```
+//! A descriptor is closed only when its poll is Idle: with SQPOLL the kernel looks its number up later than we push it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{opcode, squeue, types};
+
+use crate::token::{Kind, Token};
+
+/// Index of the tap among the registered files.
+pub(crate) const TAP_FILE: types::Fixed = types::Fixed(0);
+
+/// Command, two kicks, tap readable, tap writable.
+const POLLS: usize = 5;
+
+/// Place of the tap's POLLIN.
+pub(crate) const READABLE: usize = 3;
+/// Place of the tap's POLLOUT.
+pub(crate) const WRITABLE: usize = 4;
+
+/// An eventfd that wakes the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// The control plane has a command.
+    Command,
+    /// The driver kicked: 0 is the receiveq, 1 the transmitq.
+    Kick(u8),
+}
+
+impl Watch {
+    /// Its place in the table; `None` for a kick that is neither 0 nor 1.
+    pub(crate) const fn place(self) -> Option<usize> {
+        match self {
+            Self::Command => Some(0),
+            Self::Kick(0) => Some(1),
+            Self::Kick(1) => Some(2),
+            Self::Kick(_) => None,
+        }
+    }
+}
+
+/// What happened since it was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Kicks seen, per queue: 0 is the receiveq, 1 the transmitq.
+    pub kicks: [u32; 2],
+    /// The command eventfd was written.
+    pub command: bool,
+    /// The tap has a frame, or had one when it was looked at.
+    pub tap_readable: bool,
+    /// The tap takes frames again.
+    pub tap_writable: bool,
+    /// The tap was deleted. Said once; from then on the tap is not polled any more.
+    pub tap_gone: bool,
+}
+
+impl Events {
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Idle,
+    Wanted,
+    Armed,
+}
+
+#[derive(Debug, Default)]
+struct Poll {
+    state: State,
+    generation: u32,
+    /// Being removed: not armed again when it ends.
+    closing: bool,
+    /// A cancel for it is on its way.
+    cancelling: bool,
+    /// The eventfd; the tap's is a registered file.
+    fd: Option<OwnedFd>,
+}
+
+/// All polls of a port.
+#[derive(Debug, Default)]
+pub(crate) struct Polls {
+    table: [Poll; POLLS],
+    /// Some poll is Wanted.
+    wanted: bool,
+    gone: bool,
+    events: Events,
+    /// Times the tap was armed, ever.
+    pub(crate) tap_arms: u64,
+}
+
+impl Polls {
+    /// Watches `fd` from the next enter on. The place must be idle.
+    pub(crate) fn install(&mut self, place: usize, fd: OwnedFd) {
+        debug_assert_eq!(self.table[place].state, State::Idle);
+        self.table[place].fd = Some(fd);
+        self.want(place);
+    }
+
+    /// Asks for a one-shot poll on the tap; nothing while one is armed or when the tap is gone.
+    pub(crate) fn request_tap(&mut self, place: usize) {
+        if self.gone || self.table[place].state != State::Idle {
+            return;
+        }
+        self.tap_arms += 1;
+        self.want(place);
+    }
+
+    fn want(&mut self, place: usize) {
+        self.table[place].closing = false;
+        self.table[place].state = State::Wanted;
+        self.wanted = true;
+    }
+
+    /// Whether [`next_entry`](Self::next_entry) has something.
+    #[inline]
+    pub(crate) const fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// The entry of the next poll to arm. Whoever gets one must push it.
+    pub(crate) fn next_entry(&mut self) -> Option<squeue::Entry> {
+        let place = self
+            .table
+            .iter()
+            .position(|poll| poll.state == State::Wanted);
+        let Some(place) = place else {
+            self.wanted = false;
+            return None;
+        };
+        self.table[place].state = State::Armed;
+        self.table[place].generation = self.table[place].generation.wrapping_add(1);
+        Some(self.entry(place).user_data(self.token(place).raw()))
+    }
+
+    fn entry(&self, place: usize) -> squeue::Entry {
+        let mask = if place == WRITABLE {
+            libc::POLLOUT
+        } else {
+            libc::POLLIN
+        }
+        .unsigned_abs()
+        .into();
+        match &self.table[place].fd {
+            Some(fd) => opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), mask)
+                .multi(true)
+                .build(),
+            None => opcode::PollAdd::new(TAP_FILE, mask).build(),
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // POLLS is 5
+    fn token(&self, place: usize) -> Token {
+        Token::new(Kind::Poll, place as u8, self.table[place].generation)
+    }
+
+    /// Begins to remove a poll: `Some` is the cancel to push, and [`is_armed`](Self::is_armed) tells when it is done.
+    ///
+    /// ASYNC_CANCEL, because POLL_REMOVE answers EALREADY, and removes nothing, for a poll that is just firing.
+    pub(crate) fn cancel(&mut self, place: usize) -> Option<squeue::Entry> {
+        let token = self.token(place);
+        let poll = &mut self.table[place];
+        poll.closing = true;
+        if poll.state == State::Wanted {
+            poll.state = State::Idle;
+        }
+        if poll.state == State::Idle || std::mem::replace(&mut poll.cancelling, true) {
+            return None;
+        }
+        let cancel = Token::new(
+            Kind::Cancel,
+            token.raw().to_le_bytes()[1],
+            token.generation(),
+        );
+        Some(
+            opcode::AsyncCancel::new(token.raw())
+                .build()
+                .user_data(cancel.raw()),
+        )
+    }
+
+    /// Whether the kernel may still complete this poll, or the cancel of it.
+    pub(crate) const fn is_armed(&self, place: usize) -> bool {
+        matches!(self.table[place].state, State::Armed) || self.table[place].cancelling
+    }
+
+    /// Closes the descriptor of a poll that is not armed.
+    pub(crate) fn close(&mut self, place: usize) {
+        debug_assert!(!self.is_armed(place));
+        self.table[place].fd = None;
+    }
+
+    /// A cancel is answered. Found or not, [`cancel`](Self::cancel) may be asked again while the poll is armed.
+    pub(crate) fn handle_cancelled(&mut self, place: usize) {
+        if let Some(poll) = self.table.get_mut(place) {
+            poll.cancelling = false;
+        }
+    }
+
+    /// A poll completed with `result`; `more` when it will do so again.
+    pub(crate) fn handle_completion(&mut self, token: Token, result: i32, more: bool) {
+        let place = token.index();
+        let Some(poll) = self.table.get_mut(place) else {
+            return;
+        };
+        if poll.generation != token.generation() {
+            return;
+        }
+        if !more {
+            poll.state = State::Idle;
+            if poll.fd.is_some() && !poll.closing {
+                poll.state = State::Wanted;
+                self.wanted = true;
+            }
+        }
+        if result != -libc::ECANCELED {
+            self.note(place, result);
+        }
+    }
+
+    /// An unexpected error counts as an event: looking once too often loses nothing.
+    fn note(&mut self, place: usize, result: i32) {
+        let error = result > 0 && result & i32::from(libc::POLLERR) != 0;
+        match place {
+            0 => self.events.command = true,
+            1 | 2 => self.events.kicks[place - 1] += 1,
+            // A deleted tap answers POLLERR at once and for ever (tun_chr_poll).
+            _ if error => self.note_gone(),
+            READABLE => self.events.tap_readable = true,
+            _ => self.events.tap_writable = true,
+        }
+    }
+
+    /// The tap is gone, found out by a poll, a read or a write. Said once.
+    pub(crate) const fn note_gone(&mut self) {
+        self.events.tap_gone |= !self.gone;
+        self.gone = true;
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    pub(crate) fn take_events(&mut self) -> Events {
+        std::mem::take(&mut self.events)
+    }
+
+    /// All places, for closing down.
+    pub(crate) fn places() -> std::ops::Range<usize> {
+        0..POLLS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn watching() -> (Polls, Token) {
+        let mut polls = Polls::default();
+        polls.install(1, eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let entry = polls.next_entry().unwrap();
+        (polls, Token::from_raw(entry.get_user_data()))
+    }
+
+    #[test]
+    fn a_multishot_poll_that_ended_is_armed_again() {
+        let (mut polls, token) = watching();
+        polls.handle_completion(token, 1, true);
+        assert!(polls.next_entry().is_none());
+
+        polls.handle_completion(token, 1, false);
+
+        assert_eq!(polls.take_events().kicks, [2, 0]);
+        assert!(polls.is_wanted());
+        assert!(polls.next_entry().is_some());
+    }
+
+    #[test]
+    fn a_cancelled_poll_is_not_armed_again_and_its_late_completion_is_ignored() {
+        let (mut polls, token) = watching();
+        assert!(polls.cancel(1).is_some());
+        assert!(polls.cancel(1).is_none(), "one cancel at a time");
+        polls.handle_completion(token, -libc::ECANCELED, false);
+        assert!(
+            polls.is_armed(1),
+            "the cancel itself is still to be answered"
+        );
+        polls.handle_cancelled(1);
+        assert!(!polls.is_armed(1));
+        polls.close(1);
+
+        polls.install(1, eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        polls.next_entry().unwrap();
+        polls.handle_completion(token, 1, false);
+
+        assert!(!polls.has_events());
+        assert!(polls.is_armed(1));
+    }
+
+    #[test]
+    fn a_gone_tap_is_said_once_and_not_polled_again() {
+        let mut polls = Polls::default();
+        polls.request_tap(READABLE);
+        polls.request_tap(READABLE);
+        let token = Token::from_raw(polls.next_entry().unwrap().get_user_data());
+        assert!(polls.next_entry().is_none(), "idempotent");
+
+        polls.handle_completion(token, i32::from(libc::POLLERR), false);
+        polls.note_gone();
+
+        assert_eq!(
+            polls.take_events(),
+            Events {
+                tap_gone: true,
+                ..Events::default()
+            }
+        );
+        polls.request_tap(READABLE);
+        polls.request_tap(WRITABLE);
+        assert!(polls.next_entry().is_none());
+        polls.note_gone();
+        assert!(!polls.has_events());
+    }
+}

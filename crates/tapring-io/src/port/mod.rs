@@ -1,0 +1,287 @@
+//! The port of one worker: a ring, a tap queue, registered memory, and what is in flight between them.
+//!
+//! Fields are dropped in their order, and [`Drop`] first brings everything in flight to an end: the ring is closed
+//! before the memory goes that its entries point to. If the kernel does not let go, that memory is leaked, which is
+//! safe, rather than unmapped, which is not.
+
+mod drain;
+mod enter;
+mod error;
+mod rx;
+mod tx;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use vm_memory::GuestMemoryMmap;
+
+use crate::call::{CallFd, Calls, require_eventfd};
+use crate::guest::Guest;
+use crate::poll::{Events, Polls, READABLE, WRITABLE, Watch};
+use crate::ring::{Flavour, PollMode, Ring};
+use crate::slots::Slots;
+use crate::tx::TxBatch;
+use crate::{HEADER_BYTES, probe, sys, tap};
+
+pub use enter::Wait;
+pub use error::PortError;
+pub use rx::{Discarded, RxRead};
+
+/// Room for a jumbo frame of 9216 bytes, its header, and the byte that tells a whole frame from a cut one.
+const DEFAULT_SLOT_BYTES: usize = 9216 + HEADER_BYTES + 1;
+
+/// What a tap can deliver at most, with header: a larger slot would be a mistake.
+const MAX_SLOT_BYTES: usize = 1 << 18;
+
+/// How a port is made.
+#[derive(Debug)]
+pub struct PortOptions {
+    /// Who carries out the ring's entries.
+    pub poll: PollMode,
+    /// Bytes of an RX slot: the largest frame, its 12-byte header, and one more (a full slot counts as cut).
+    pub slot_bytes: usize,
+    /// Read and write with system calls, as on Linux before 6.4, even where the ring could.
+    pub force_plain: bool,
+}
+
+impl Default for PortOptions {
+    fn default() -> Self {
+        Self {
+            poll: PollMode::Inline,
+            slot_bytes: DEFAULT_SLOT_BYTES,
+            force_plain: false,
+        }
+    }
+}
+
+/// What a port turned out to be, for one line in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortDescription {
+    /// `inline`, `inline without deferred task work` or `sqpoll`.
+    pub mode: &'static str,
+    /// Frames go through the ring; otherwise by read(2) and write(2), because the tap knows no RWF_NOWAIT.
+    pub nowait: bool,
+    /// The frame buffers are registered; otherwise RLIMIT_MEMLOCK was too low.
+    pub registered: bool,
+    /// The tap has a finite send buffer, which costs 15 %.
+    pub finite_send_buffer: bool,
+}
+
+impl fmt::Display for PortDescription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.mode)?;
+        f.write_str(if self.nowait {
+            ", frames through the ring"
+        } else {
+            ", frames by read(2) and write(2)"
+        })?;
+        f.write_str(match (self.nowait, self.registered) {
+            (false, _) => "",
+            (true, true) => ", registered buffers",
+            (true, false) => ", buffers not registered (raise RLIMIT_MEMLOCK)",
+        })?;
+        f.write_str(if self.finite_send_buffer {
+            ", finite tap send buffer"
+        } else {
+            ""
+        })
+    }
+}
+
+/// Counts since the port was asked last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// System calls into the ring.
+    pub ring_enters: u64,
+    /// Of these, to wake the SQPOLL thread.
+    pub sqpoll_wakeups: u64,
+    /// One-shot polls armed on the tap.
+    pub tap_poll_arms: u64,
+    /// Enters that found completions parked because the completion queue was full.
+    pub cq_overflows: u64,
+}
+
+/// One worker's way to the tap and to its eventfds. Made, used and dropped on one thread.
+pub struct Port {
+    // The order matters: see the head of this file.
+    ring: Ring,
+    tx: TxBatch,
+    rx: Slots,
+    guest: Guest,
+    polls: Polls,
+    calls: Calls,
+    tap: OwnedFd,
+    nowait: bool,
+    registered: bool,
+    finite: bool,
+    seen: PortStats,
+    stalls: u32,
+}
+
+impl Port {
+    /// Makes a port of a tap queue. What the kernel can do is found out here: see [`describe`](Self::describe).
+    pub fn new(tap: OwnedFd, options: PortOptions) -> Result<Self, PortError> {
+        let slot_bytes = options.slot_bytes;
+        if slot_bytes <= HEADER_BYTES || slot_bytes > MAX_SLOT_BYTES {
+            return Err(PortError::SlotBytes { slot_bytes });
+        }
+        tap::require_tap(tap.as_fd())?;
+        set_nonblocking(&tap).map_err(|source| PortError::NotATap { source })?;
+        let finite = sys::send_buffer(tap.as_fd()).is_ok_and(|bytes| bytes.is_some());
+        let memory = |source| PortError::Memory { source };
+        let bytes = u32::try_from(slot_bytes).map_err(|_| PortError::SlotBytes { slot_bytes })?;
+        let mut port = Self {
+            ring: Ring::new(&options.poll)?,
+            tx: TxBatch::new(finite).map_err(memory)?,
+            rx: Slots::new(bytes).map_err(memory)?,
+            guest: Guest::default(),
+            polls: Polls::default(),
+            calls: Calls::default(),
+            tap,
+            nowait: false,
+            registered: false,
+            finite,
+            seen: PortStats::default(),
+            stalls: 0,
+        };
+        port.register(options.force_plain)?;
+        Ok(port)
+    }
+
+    fn register(&mut self, force_plain: bool) -> Result<(), PortError> {
+        let failed = |source| PortError::Register { source };
+        self.ring.register_file(self.tap.as_fd()).map_err(failed)?;
+        self.nowait = !force_plain && probe::takes_nowait(&mut self.ring).map_err(failed)?;
+        if !self.nowait {
+            return Ok(());
+        }
+        let buffers = [
+            self.tx.arena().mapping().as_iovec(),
+            self.rx.mapping().as_iovec(),
+        ];
+        // SAFETY: both mappings live in `self` behind the ring and are dropped after it.
+        self.registered = unsafe { self.ring.register_buffers(&buffers) }.map_err(failed)?;
+        self.tx.set_registered(self.registered);
+        Ok(())
+    }
+
+    /// Another descriptor of the ring, for a further port to share the SQPOLL thread.
+    pub fn ring_fd(&self) -> io::Result<OwnedFd> {
+        self.ring.as_fd().try_clone_to_owned()
+    }
+
+    /// What was found out about kernel, limits and tap.
+    pub fn describe(&self) -> PortDescription {
+        PortDescription {
+            mode: match self.ring.flavour() {
+                Flavour::Deferred => "inline",
+                Flavour::Basic => "inline without deferred task work",
+                Flavour::Sqpoll => "sqpoll",
+            },
+            nowait: self.nowait,
+            registered: self.registered,
+            finite_send_buffer: self.finite,
+        }
+    }
+
+    /// Watches an eventfd from the next enter on, in place of the one watched before. An eventfd that was already
+    /// written counts as one event.
+    ///
+    /// The old one is closed when its poll has completed for the last time. Frames in flight are waited for no more
+    /// than that takes.
+    pub fn watch(&mut self, what: Watch, fd: OwnedFd) -> Result<(), PortError> {
+        let place = what.place().ok_or(PortError::NoSuchWatch { what })?;
+        require_eventfd(fd.as_fd())?;
+        self.disarm(place)?;
+        self.polls.install(place, fd);
+        Ok(())
+    }
+
+    /// Stops watching and closes the eventfd.
+    pub fn unwatch(&mut self, what: Watch) {
+        if let Some(place) = what.place() {
+            // An enter that fails now fails in the next `enter` too, where it can be said.
+            let _ = self.disarm(place);
+        }
+    }
+
+    /// Calls the driver: with the next enter, or at once when the eventfd does not allow that ([`CallFd`]).
+    pub fn call(&mut self, call: &CallFd) {
+        let Some(entry) = self.calls.entry(call) else {
+            return call.signal();
+        };
+        // SAFETY: the entry reads a static, and `calls` keeps its descriptor open until the completion.
+        if unsafe { self.ring.push(std::iter::once(entry)) }.is_err() {
+            call.signal();
+        }
+    }
+
+    /// Asks for one event when the tap takes frames; nothing when that is already asked for.
+    pub fn poll_writable(&mut self) {
+        self.polls.request_tap(WRITABLE);
+    }
+
+    /// Asks for one event when the tap has a frame; nothing when that is already asked for.
+    pub fn poll_readable(&mut self) {
+        self.polls.request_tap(READABLE);
+    }
+
+    /// What happened since the last call.
+    pub fn take_events(&mut self) -> Events {
+        self.polls.take_events()
+    }
+
+    /// Whether an [`enter`](Self::enter) without waiting would bring something: completions, or deferred work.
+    ///
+    /// Two loads and no system call, for a busy poll.
+    #[inline]
+    pub fn has_news(&mut self) -> bool {
+        self.ring.has_news()
+    }
+
+    /// The guest memory that [`tx_gather`](Self::tx_gather) may point into. Refused while a batch points into the old.
+    pub fn set_memory(&mut self, memory: Option<Arc<GuestMemoryMmap>>) -> Result<(), PortError> {
+        if self.tx.points_into_guest() {
+            return Err(PortError::MemoryBusy);
+        }
+        self.guest = Guest::new(memory);
+        Ok(())
+    }
+
+    /// Counts since the last call.
+    pub fn stats(&mut self) -> PortStats {
+        let now = PortStats {
+            ring_enters: self.ring.enters,
+            sqpoll_wakeups: self.ring.wakeups,
+            tap_poll_arms: self.polls.tap_arms,
+            cq_overflows: self.ring.overflows,
+        };
+        let before = std::mem::replace(&mut self.seen, now);
+        PortStats {
+            ring_enters: now.ring_enters - before.ring_enters,
+            sqpoll_wakeups: now.sqpoll_wakeups - before.sqpoll_wakeups,
+            tap_poll_arms: now.tap_poll_arms - before.tap_poll_arms,
+            cq_overflows: now.cq_overflows - before.cq_overflows,
+        }
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port")
+            .field("tap", &self.tap)
+            .field("description", &self.describe())
+            .field("tx_in_flight", &self.tx.in_flight())
+            .field("rx_in_flight", &self.rx.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A blocking tap would block a plain write, and on Linux before 6.4 send ring writes to io-wq, out of order.
+fn set_nonblocking(tap: &OwnedFd) -> io::Result<()> {
+    let flags = fcntl_getfl(tap)?;
+    Ok(fcntl_setfl(tap, flags | OFlags::NONBLOCK)?)
+}

@@ -1,0 +1,190 @@
+//! RX: host to guest.
+
+use rustix::fd::AsFd;
+use rustix::io::{read, retry_on_intr};
+
+use super::Port;
+use crate::slots::{Landed, RxBatch, TapFault};
+
+/// Reads of one [`Port::rx_discard`]: more than any tap's queue holds by default (1000), and no endless loop against a
+/// host that fills it as fast.
+const DISCARD_READS: usize = 4096;
+
+/// What one read found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RxRead {
+    /// A frame, held now.
+    Frame,
+    /// No frame.
+    Empty,
+    /// A frame that filled the slot whole, and was dropped because it may be incomplete.
+    Cut,
+    /// No free slot, or a batch of reads is in flight, which this one would overtake. Nothing was read.
+    NoSlot,
+    /// The tap is administratively down.
+    Down,
+    /// The tap was deleted.
+    Gone,
+    /// Another error number.
+    Error(i32),
+}
+
+impl From<Landed> for RxRead {
+    fn from(landed: Landed) -> Self {
+        match landed {
+            Landed::Frame => Self::Frame,
+            Landed::Empty => Self::Empty,
+            Landed::Cut => Self::Cut,
+            Landed::Fault(TapFault::Down) => Self::Down,
+            Landed::Fault(TapFault::Gone) => Self::Gone,
+            Landed::Fault(TapFault::Errno(errno)) => Self::Error(errno),
+        }
+    }
+}
+
+/// What [`Port::rx_discard`] threw away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Discarded {
+    /// Frames that were held.
+    pub held: usize,
+    /// Frames read from the tap's queue.
+    pub queued: usize,
+}
+
+impl Port {
+    /// One read(2) into the next free slot.
+    pub fn rx_read(&mut self) -> RxRead {
+        if self.rx.in_flight() > 0 {
+            return RxRead::NoSlot;
+        }
+        let tap = self.tap.as_fd();
+        let landed = self
+            .rx
+            .read_with(|space| retry_on_intr(|| read(tap, &mut *space)));
+        self.note_fault(landed);
+        landed.map_or(RxRead::NoSlot, RxRead::from)
+    }
+
+    /// Begins a batch of up to `frames` reads, as many as there are free slots; returns how many.
+    ///
+    /// None while the result of the last batch is not taken ([`rx_batch_done`](Self::rx_batch_done)). The reads go to
+    /// the kernel with the next enter (with SQPOLL, at once).
+    pub fn rx_submit(&mut self, frames: usize) -> usize {
+        let frames = self.rx.start(frames);
+        if !self.nowait {
+            self.read_now(frames);
+            return frames;
+        }
+        let (rx, registered) = (&mut self.rx, self.registered);
+        let entries = (0..frames).filter_map(|_| rx.next_read(registered));
+        // SAFETY: each entry points into a slot that was free and is in flight now: it is neither shown nor given out
+        // before its completion, and `Drop` waits for that or leaks the slots.
+        let pushed = unsafe {
+            self.ring.push(Counted {
+                entries,
+                left: frames,
+            })
+        };
+        if pushed.is_err() {
+            // No room, and none to be made: `entries` was not touched, so that no slot is in flight.
+            self.read_now(frames);
+        }
+        frames
+    }
+
+    /// The batch by read(2), up to the first that finds nothing.
+    fn read_now(&mut self, frames: usize) {
+        let tap = self.tap.as_fd();
+        for _ in 0..frames {
+            let landed = self
+                .rx
+                .read_in_batch(|space| retry_on_intr(|| read(tap, &mut *space)));
+            if !matches!(landed, Some(Landed::Frame | Landed::Cut)) {
+                return self.note_fault(landed);
+            }
+        }
+    }
+
+    fn note_fault(&mut self, landed: Option<Landed>) {
+        if landed == Some(Landed::Fault(TapFault::Gone)) {
+            self.polls.note_gone();
+        }
+    }
+
+    /// Reads the kernel has not completed yet.
+    #[inline]
+    pub fn rx_in_flight(&self) -> usize {
+        self.rx.in_flight()
+    }
+
+    /// What the batch of reads brought, once all of it is reaped. A hole (an empty read before a frame) is normal.
+    pub fn rx_batch_done(&mut self) -> Option<RxBatch> {
+        let batch = self.rx.take_batch()?;
+        self.note_fault(batch.fault.map(Landed::Fault));
+        Some(batch)
+    }
+
+    /// The oldest frame read and not yet released, with its 12-byte header.
+    #[inline]
+    pub fn rx_front(&self) -> Option<&[u8]> {
+        self.rx.front()
+    }
+
+    /// Releases the slot of the oldest frame.
+    #[inline]
+    pub fn rx_pop(&mut self) {
+        self.rx.pop();
+    }
+
+    /// Frames read and not yet released.
+    #[inline]
+    pub fn rx_held(&self) -> usize {
+        self.rx.held()
+    }
+
+    /// Slots free to read into.
+    #[inline]
+    pub fn rx_free(&self) -> usize {
+        self.rx.free()
+    }
+
+    /// Drops the held frames, those in flight, and what the tap's queue holds, at most 4096 of these.
+    pub fn rx_discard(&mut self) -> Discarded {
+        // On an error the slots stay in flight and the reads below find none free, or free ones: both are sound.
+        let _ = self.finish_reads();
+        let mut discarded = Discarded::default();
+        while self.rx.pop() {
+            discarded.held += 1;
+        }
+        let mut scratch = [0; 64]; // the tap cuts what does not fit
+        while discarded.queued < DISCARD_READS
+            && retry_on_intr(|| read(&self.tap, &mut scratch)).is_ok()
+        {
+            discarded.queued += 1;
+        }
+        discarded
+    }
+}
+
+/// An iterator that knows its length, which `filter_map` does not.
+struct Counted<I> {
+    entries: I,
+    left: usize,
+}
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    #[inline]
+    fn next(&mut self) -> Option<I::Item> {
+        self.left = self.left.saturating_sub(1);
+        self.entries.next()
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
