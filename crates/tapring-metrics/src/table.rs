@@ -160,12 +160,13 @@ pub const REQUEUE_REASONS: [&str; 5] = ["started", "enabled", "new_memory", "fou
 /// Why a ring cannot go on by trying again.
 pub const BLOCKED_REASONS: [&str; 4] = ["tap_full", "disabled", "memory_fault", "broken"];
 /// The states of a ring's kick suppression.
-pub const RING_STATES: [&str; 7] = [
+pub const RING_STATES: [&str; 8] = [
     "stopped",
     "armed",
     "draining",
     "in_flight",
     "requeued",
+    "waiting",
     "starved",
     "blocked",
 ];
