@@ -17,7 +17,7 @@ pub(crate) fn takes_nowait(ring: &mut Ring) -> io::Result<bool> {
     let token = Token::new(Kind::Probe, 0, 0).raw();
     let read = opcode::Read::new(TAP_FILE, std::ptr::dangling_mut(), 0).rw_flags(libc::RWF_NOWAIT);
     // SAFETY: the entry transfers no bytes, so that its address is never followed.
-    unsafe { ring.push(std::iter::once(read.build().user_data(token))) }?;
+    unsafe { ring.push_one(read.build().user_data(token)) }?;
     loop {
         if ring.submit(1, None)? == Submitted::Stalled {
             std::thread::yield_now();

@@ -61,11 +61,11 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn new(mode: &PollMode) -> Result<Self, PortError> {
+    pub(crate) fn new(mode: PollMode) -> Result<Self, PortError> {
         let (ring, flavour) = match mode {
             PollMode::Inline => inline()?,
             PollMode::Sqpoll { cpu, attach, idle } => {
-                (sqpoll(*cpu, attach.as_ref(), *idle)?, Flavour::Sqpoll)
+                (sqpoll(cpu, attach.as_ref(), idle)?, Flavour::Sqpoll)
             }
         };
         Ok(Self {
@@ -116,22 +116,23 @@ impl Ring {
         let _ = submitter.unregister_files();
     }
 
-    /// Pushes all entries under one update of the tail.
+    /// Pushes `count` entries under one update of the tail.
     ///
     /// # Safety
     /// What the entries point to must stay valid, and unwritten where the kernel reads, until their completions.
     #[inline]
     pub(crate) unsafe fn push(
         &mut self,
-        entries: impl ExactSizeIterator<Item = squeue::Entry>,
+        count: usize,
+        entries: impl Iterator<Item = squeue::Entry>,
     ) -> io::Result<()> {
         let mut queue = self.ring.submission();
-        if queue.capacity() - queue.len() < entries.len() {
+        if queue.capacity() - queue.len() < count {
             drop(queue);
-            self.make_room(entries.len())?;
+            self.make_room(count)?;
             queue = self.ring.submission();
         }
-        for entry in entries {
+        for entry in entries.take(count) {
             // SAFETY: the caller's promise is the one asked for. There is room, so that this does not fail.
             let _ = unsafe { queue.push(&entry) };
         }
@@ -159,9 +160,7 @@ impl Ring {
     #[inline]
     pub(crate) fn needs_enter(&mut self) -> bool {
         let queue = self.ring.submission();
-        queue.taskrun()
-            || queue.cq_overflow()
-            || (!queue.is_empty() && self.flavour != Flavour::Sqpoll)
+        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
     /// Whether entries have not been taken by the kernel yet.
@@ -170,10 +169,22 @@ impl Ring {
         !self.ring.submission().is_empty()
     }
 
-    /// Whether there is something to reap, or a reason to enter.
+    /// Whether there is something to reap, or something that an enter would make so.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {
-        !self.ring.completion().is_empty() || self.needs_enter()
+        let queue = self.ring.submission();
+        let flagged = queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        flagged || !self.ring.completion().is_empty()
+    }
+
+    /// Pushes one entry.
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push).
+    pub(crate) unsafe fn push_one(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        // SAFETY: the caller's promise is the one asked for.
+        unsafe { self.push(1, std::iter::once(entry)) }
     }
 
     /// Hands over what was pushed and waits for `want` completions, at most for `limit`.

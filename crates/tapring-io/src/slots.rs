@@ -216,9 +216,15 @@ impl Slots {
         self.batch.count(landed);
     }
 
+    /// Whether a batch is in and its result not taken.
+    #[inline]
+    pub(crate) const fn is_done(&self) -> bool {
+        self.started && self.in_flight == 0
+    }
+
     /// The result of the batch, once all of it is in.
     pub(crate) fn take_batch(&mut self) -> Option<RxBatch> {
-        if !self.started || self.in_flight > 0 {
+        if !self.is_done() {
             return None;
         }
         self.started = false;

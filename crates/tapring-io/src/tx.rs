@@ -107,6 +107,8 @@ pub(crate) struct TxBatch {
     outcomes: [TxOutcome; BATCH_FRAMES],
     failed: bool,
     generation: u32,
+    /// The entries behind a refused frame have to be pushed once more.
+    resubmit: bool,
     linked: bool,
     always_linked: bool,
     registered: bool,
@@ -132,6 +134,7 @@ impl TxBatch {
             outcomes: [TxOutcome::Sent; BATCH_FRAMES],
             failed: false,
             generation: 0,
+            resubmit: false,
             linked: finite,
             always_linked: finite,
             registered: false,
@@ -288,7 +291,7 @@ impl TxBatch {
 
     /// The entries of the present submission. All of them must be pushed, in this order.
     #[inline]
-    pub(crate) fn entries(&self) -> impl ExactSizeIterator<Item = squeue::Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = squeue::Entry> {
         (self.first..self.len).map(|index| self.entry(index))
     }
 
@@ -351,6 +354,7 @@ impl TxBatch {
             self.outcomes[index] = match (self.results[index], broken_by) {
                 (0.., _) => TxOutcome::Sent,
                 (cancelled, Some(TxOutcome::Refused(_))) if cancelled == -libc::ECANCELED => {
+                    self.resubmit = true;
                     return self.begin_submission(index);
                 }
                 (cancelled, _) if cancelled == -libc::ECANCELED => {
@@ -363,10 +367,10 @@ impl TxBatch {
         self.state = State::Done;
     }
 
-    /// Whether a refused frame broke the chain, and the entries behind it have to be pushed once more.
+    /// Whether a refused frame broke the chain, so that [`entries`](Self::entries) has to be pushed again. Said once.
     #[inline]
-    pub(crate) const fn wants_resubmission(&self) -> bool {
-        self.first > 0 && matches!(self.state, State::InFlight)
+    pub(crate) const fn take_resubmission(&mut self) -> bool {
+        std::mem::replace(&mut self.resubmit, false)
     }
 
     /// Sends the batch with write(2) and writev(2), up to the first EAGAIN, and settles it.

@@ -1,1 +1,181 @@
+use std::sync::Arc;
 
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::*;
+
+fn batch_of(frames: usize, finite: bool) -> (TxBatch, Vec<Token>) {
+    let mut batch = TxBatch::new(finite).unwrap();
+    for _ in 0..frames {
+        batch.copy(76).unwrap();
+    }
+    assert!(batch.start());
+    let tokens = tokens_of(&batch);
+    (batch, tokens)
+}
+
+fn tokens_of(batch: &TxBatch) -> Vec<Token> {
+    batch
+        .entries()
+        .map(|entry| Token::from_raw(entry.get_user_data()))
+        .collect()
+}
+
+fn complete(batch: &mut TxBatch, tokens: &[Token], results: &[i32]) {
+    assert_eq!(tokens.len(), results.len());
+    for (&token, &result) in tokens.iter().zip(results) {
+        batch.complete(token, result);
+    }
+}
+
+const SENT: TxOutcome = TxOutcome::Sent;
+const FULL: TxOutcome = TxOutcome::TapFull;
+const CANCELLED: i32 = -libc::ECANCELED;
+
+#[test]
+fn a_batch_is_free_again_when_its_outcomes_are_taken() {
+    let (mut batch, tokens) = batch_of(2, false);
+    assert_eq!((batch.room(), batch.in_flight()), (0, 2));
+    assert!(batch.copy(76).is_none());
+    batch.complete(tokens[1], 76);
+    assert!(batch.take_outcomes().is_none());
+    batch.complete(tokens[0], 76);
+
+    assert_eq!(batch.room(), 0);
+    assert_eq!(batch.take_outcomes(), Some(&[SENT, SENT][..]));
+
+    assert_eq!(batch.room(), BATCH_FRAMES);
+    batch.complete(tokens[0], 76);
+    assert!(!batch.is_done(), "a stale completion changes nothing");
+}
+
+#[test]
+fn frames_behind_eagain_are_told_that_the_tap_is_full() {
+    let (mut batch, tokens) = batch_of(4, true);
+    complete(
+        &mut batch,
+        &tokens,
+        &[76, -libc::EAGAIN, CANCELLED, CANCELLED],
+    );
+    assert_eq!(batch.take_outcomes(), Some(&[SENT, FULL, FULL, FULL][..]));
+}
+
+#[test]
+fn a_refused_frame_costs_only_itself() {
+    let (mut batch, tokens) = batch_of(4, true);
+    complete(
+        &mut batch,
+        &tokens,
+        &[76, -libc::EINVAL, CANCELLED, CANCELLED],
+    );
+    assert!(batch.take_outcomes().is_none());
+    assert!(batch.take_resubmission());
+    assert!(!batch.take_resubmission());
+    assert_eq!(batch.in_flight(), 2);
+
+    let tokens = tokens_of(&batch);
+    complete(&mut batch, &tokens, &[76, 76]);
+
+    let refused = TxOutcome::Refused(libc::EINVAL);
+    assert_eq!(
+        batch.take_outcomes(),
+        Some(&[SENT, refused, SENT, SENT][..])
+    );
+}
+
+#[test]
+fn a_tap_that_is_down_or_gone_is_not_tried_again_within_the_batch() {
+    for (errno, outcome) in [
+        (libc::EIO, TxOutcome::Down),
+        (libc::EBADFD, TxOutcome::Gone),
+    ] {
+        let (mut batch, tokens) = batch_of(3, true);
+        complete(&mut batch, &tokens, &[76, -errno, CANCELLED]);
+        assert!(!batch.take_resubmission());
+        assert_eq!(batch.met_gone(), outcome == TxOutcome::Gone);
+        assert_eq!(batch.take_outcomes(), Some(&[SENT, outcome, outcome][..]));
+    }
+}
+
+#[test]
+fn links_begin_with_eagain_and_end_with_a_whole_batch() {
+    let (mut batch, tokens) = batch_of(2, false);
+    assert!(!batch.is_linked());
+    complete(&mut batch, &tokens, &[76, -libc::EAGAIN]);
+    batch.take_outcomes();
+    assert!(batch.is_linked());
+
+    batch.copy(76).unwrap();
+    batch.start();
+    let tokens = tokens_of(&batch);
+    complete(&mut batch, &tokens, &[76]);
+    assert!(!batch.is_linked());
+}
+
+#[test]
+fn a_finite_send_buffer_keeps_the_links() {
+    let (mut batch, tokens) = batch_of(2, true);
+    complete(&mut batch, &tokens, &[76, 76]);
+    assert!(batch.is_linked());
+}
+
+#[test]
+fn cancelling_forgets_what_was_built_but_nothing_in_flight() {
+    let mut batch = TxBatch::new(false).unwrap();
+    batch.copy(76).unwrap();
+    batch.cancel();
+    assert!(!batch.start());
+
+    let (mut batch, _) = batch_of(1, false);
+    batch.cancel();
+    assert_eq!(batch.in_flight(), 1);
+}
+
+fn memory() -> (Arc<GuestMemoryMmap>, Guest) {
+    let ranges = [(GuestAddress(0), 0x10000)];
+    let memory = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+    let guest = Guest::new(Some(Arc::clone(&memory)));
+    (memory, guest)
+}
+
+#[test]
+fn gathering_takes_1023_parts_and_no_more() {
+    let (memory, mut guest) = memory();
+    let mut batch = TxBatch::new(false).unwrap();
+    let parts =
+        |count: usize| (0..count).map(|at| memory.get_slice(GuestAddress(at as u64), 1).unwrap());
+
+    assert_eq!(
+        batch.gather(&mut guest, &[0; 12], parts(1024)),
+        Err(GatherError::TooManyParts)
+    );
+    assert_eq!(batch.gather(&mut guest, &[0; 12], parts(1023)), Ok(()));
+    assert_eq!(
+        batch.gather(&mut guest, &[0; 12], parts(64)),
+        Err(GatherError::BatchFull)
+    );
+    assert_eq!(batch.gather(&mut guest, &[0; 12], parts(63)), Ok(()));
+    assert_eq!(
+        batch.gather(&mut guest, &[0; 12], parts(0)),
+        Err(GatherError::BatchFull)
+    );
+
+    assert_eq!(batch.room(), BATCH_FRAMES - 2);
+    assert!(batch.points_into_guest());
+    batch.cancel();
+    assert!(!batch.points_into_guest());
+}
+
+#[test]
+fn a_part_outside_of_the_memory_is_refused_and_leaves_no_trace() {
+    let (_, mut guest) = memory();
+    let (other, _) = memory();
+    let part = other.get_slice(GuestAddress(0), 16).unwrap();
+    let mut batch = TxBatch::new(false).unwrap();
+
+    let refused = batch.gather(&mut guest, &[0; 12], std::iter::once(part));
+
+    assert_eq!(refused, Err(GatherError::OutsideMemory));
+    assert_eq!((batch.room(), batch.arena().mark()), (BATCH_FRAMES, 0));
+    assert!(!batch.points_into_guest());
+}

@@ -30,8 +30,7 @@ impl Port {
             return Ok(());
         };
         // SAFETY: a cancel points to no memory.
-        unsafe { self.ring.push(std::iter::once(entry)) }
-            .map_err(|source| PortError::Enter { source })
+        unsafe { self.ring.push_one(entry) }.map_err(|source| PortError::Enter { source })
     }
 
     /// Waits until no read is in flight.

@@ -19,6 +19,9 @@ use crate::token::{Kind, Token};
 /// Submissions in a row that the kernel may refuse for want of memory before it is an error.
 const MAX_STALLS: u32 = 10_000;
 
+/// A longer sleep than this is not asked of the kernel: 34 years.
+const LONGEST_WAIT: Duration = Duration::from_secs(1 << 30);
+
 /// How long an enter may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -34,49 +37,47 @@ impl Port {
     /// Submits all that was pushed, runs the ring's deferred work and takes in all completions.
     ///
     /// Without waiting this is no system call when there is nothing to do. A wait ends with an event, or when a batch
-    /// in flight is whole; it does not begin while events are there that were not taken.
+    /// in flight is whole; it does not begin while events, outcomes or a batch of reads are there to be taken.
     pub fn enter(&mut self, wait: Wait) -> Result<(), PortError> {
         match wait {
-            _ if self.polls.has_events() => self.flush(),
+            _ if self.has_results() => self.flush(),
             Wait::No => self.flush(),
             Wait::Forever => self.sleep(None),
-            Wait::For(limit) => self.sleep(Some(limit)),
+            Wait::For(limit) => self.sleep(Some(limit.min(LONGEST_WAIT))),
         }
+    }
+
+    /// Whether there is something for the worker to take.
+    fn has_results(&self) -> bool {
+        self.polls.has_events() || self.tx.is_done() || self.rx.is_done()
     }
 
     /// Submits and reaps without waiting for anything that depends on others.
     fn flush(&mut self) -> Result<(), PortError> {
         self.arm()?;
-        if !self.ring.needs_enter() && !self.ring.is_sqpoll() {
-            self.reap()?;
+        if !self.ring.needs_enter() {
+            self.reap();
             return Ok(());
         }
-        // Linked entries need an enter that waits; unlinked ones are done when the submit returns.
-        self.step(
-            if self.tx.is_linked() {
-                self.prompt_inline()
-            } else {
-                0
-            },
-            None,
-        )?;
+        self.step(self.prompt_if_linked(), None)?;
         while !self.ring.is_sqpoll() && (self.frames_in_flight() > 0 || self.ring.has_unsubmitted())
         {
-            self.step(self.prompt_inline(), None)?;
+            self.step(self.prompt(), None)?;
         }
         Ok(())
     }
 
     fn sleep(&mut self, limit: Option<Duration>) -> Result<(), PortError> {
         let deadline = limit.map(|limit| (Instant::now(), limit));
-        let batches = self.batches_in_flight();
         loop {
             self.arm()?;
-            let want = self.prompt() + usize::from(batches == 0);
+            let want = self.prompt() + usize::from(self.frames_in_flight() == 0);
             let left = deadline.map(|(start, limit)| limit.saturating_sub(start.elapsed()));
             let submitted = self.step(want, left)?;
-            let expired = submitted == Submitted::TimedOut || left == Some(Duration::ZERO);
-            if expired || self.polls.has_events() || self.batches_in_flight() < batches {
+            if self.has_results()
+                || submitted == Submitted::TimedOut
+                || left == Some(Duration::ZERO)
+            {
                 return Ok(());
             }
         }
@@ -92,7 +93,7 @@ impl Port {
             .ring
             .submit(want, limit)
             .map_err(|source| PortError::Enter { source })?;
-        self.reap()?;
+        self.reap();
         if submitted == Submitted::Stalled {
             self.stalled()?;
         } else {
@@ -114,7 +115,7 @@ impl Port {
     }
 
     /// Takes in all completions there are.
-    pub(super) fn reap(&mut self) -> Result<(), PortError> {
+    pub(super) fn reap(&mut self) {
         let Self {
             ring,
             tx,
@@ -129,7 +130,7 @@ impl Port {
                 Some(Kind::Tx) => tx.complete(token, cqe.result()),
                 Some(Kind::Rx) => rx.complete(token, cqe.result()),
                 Some(Kind::Poll) => {
-                    polls.handle_completion(token, cqe.result(), cqueue::more(cqe.flags()))
+                    polls.handle_completion(token, cqe.result(), cqueue::more(cqe.flags()));
                 }
                 Some(Kind::Call) => calls.complete(token.index(), cqe.result()),
                 Some(Kind::Cancel) => polls.handle_cancelled(token.index()),
@@ -137,10 +138,9 @@ impl Port {
             }
         }
         self.note_tx_done();
-        if self.tx.wants_resubmission() {
+        if self.tx.take_resubmission() {
             self.push_writes();
         }
-        Ok(())
     }
 
     /// Pushes the polls that are to be armed.
@@ -151,8 +151,7 @@ impl Port {
         }
         while let Some(entry) = self.polls.next_entry() {
             // SAFETY: a poll points to no memory, and its descriptor stays open until its last completion.
-            unsafe { self.ring.push(std::iter::once(entry)) }
-                .map_err(|source| PortError::Enter { source })?;
+            unsafe { self.ring.push_one(entry) }.map_err(|source| PortError::Enter { source })?;
         }
         Ok(())
     }
@@ -161,21 +160,14 @@ impl Port {
         self.tx.in_flight() + self.rx.in_flight()
     }
 
-    fn batches_in_flight(&self) -> usize {
-        usize::from(self.tx.in_flight() > 0) + usize::from(self.rx.in_flight() > 0)
-    }
-
     /// Completions that come without anybody else's doing.
     pub(super) fn prompt(&self) -> usize {
         self.frames_in_flight() + self.calls.in_flight()
     }
 
-    /// The same, for a flush: none when the polling thread works on them.
-    fn prompt_inline(&self) -> usize {
-        if self.ring.is_sqpoll() {
-            0
-        } else {
-            self.prompt()
-        }
+    /// What a flush waits for at once: linked entries run in no enter that does not wait.
+    fn prompt_if_linked(&self) -> usize {
+        let linked = self.tx.is_linked() && self.tx.in_flight() > 0 && !self.ring.is_sqpoll();
+        if linked { self.prompt() } else { 0 }
     }
 }

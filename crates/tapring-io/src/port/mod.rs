@@ -134,7 +134,7 @@ impl Port {
         let memory = |source| PortError::Memory { source };
         let bytes = u32::try_from(slot_bytes).map_err(|_| PortError::SlotBytes { slot_bytes })?;
         let mut port = Self {
-            ring: Ring::new(&options.poll)?,
+            ring: Ring::new(options.poll)?,
             tx: TxBatch::new(finite).map_err(memory)?,
             rx: Slots::new(bytes).map_err(memory)?,
             guest: Guest::default(),
@@ -214,7 +214,7 @@ impl Port {
             return call.signal();
         };
         // SAFETY: the entry reads a static, and `calls` keeps its descriptor open until the completion.
-        if unsafe { self.ring.push(std::iter::once(entry)) }.is_err() {
+        if unsafe { self.ring.push_one(entry) }.is_err() {
             call.signal();
         }
     }

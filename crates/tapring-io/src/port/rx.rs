@@ -79,12 +79,7 @@ impl Port {
         let entries = (0..frames).filter_map(|_| rx.next_read(registered));
         // SAFETY: each entry points into a slot that was free and is in flight now: it is neither shown nor given out
         // before its completion, and `Drop` waits for that or leaks the slots.
-        let pushed = unsafe {
-            self.ring.push(Counted {
-                entries,
-                left: frames,
-            })
-        };
+        let pushed = unsafe { self.ring.push(frames, entries) };
         if pushed.is_err() {
             // No room, and none to be made: `entries` was not touched, so that no slot is in flight.
             self.read_now(frames);
@@ -165,26 +160,3 @@ impl Port {
         discarded
     }
 }
-
-/// An iterator that knows its length, which `filter_map` does not.
-struct Counted<I> {
-    entries: I,
-    left: usize,
-}
-
-impl<I: Iterator> Iterator for Counted<I> {
-    type Item = I::Item;
-
-    #[inline]
-    fn next(&mut self) -> Option<I::Item> {
-        self.left = self.left.saturating_sub(1);
-        self.entries.next()
-    }
-
-    #[inline]
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
-    }
-}
-
-impl<I: Iterator> ExactSizeIterator for Counted<I> {}
