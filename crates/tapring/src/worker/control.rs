@@ -1,0 +1,177 @@
+//! Commands of the control plane, carried out between turns.
+//!
+//! A command that takes something away from the data path (a ring, an address, memory) first
+//! drains: the batches in flight complete and are published. Writes and reads of the tap never
+//! wait, so that takes one batch's time.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tapring_io::{CallFd, PortError, Wait};
+use tapring_queue::{Direction, Features, QueuePair, RingPosition};
+use tracing::warn;
+use vm_memory::GuestMemoryMmap;
+
+use super::command::{Command, Epoch, Reply};
+use super::handle::{Envelope, WorkerError};
+use super::pace::Pace;
+use super::turn::{DataPath, kick_of};
+
+/// Whether the worker goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Turn,
+    Exit,
+}
+
+/// A data path with a session.
+pub(super) struct Session<'p> {
+    pub(super) path: &'p mut DataPath,
+    pub(super) epoch: &'p mut Epoch,
+}
+
+impl Session<'_> {
+    /// Carries out a command and answers it. An error is one of the port, and ends the worker.
+    pub(super) fn handle(&mut self, envelope: Envelope) -> Result<Next, PortError> {
+        let Envelope {
+            epoch,
+            command,
+            reply,
+        } = envelope;
+        let next = if matches!(command, Command::Exit) {
+            Next::Exit
+        } else {
+            Next::Turn
+        };
+        let answer = if self.belongs(epoch, &command) {
+            Ok(self.carry_out(command)?)
+        } else {
+            Err(WorkerError::StaleEpoch)
+        };
+        // Nobody may be waiting any more; what was done still holds.
+        let _ = reply.send(answer);
+        Ok(next)
+    }
+
+    fn belongs(&mut self, epoch: Epoch, command: &Command) -> bool {
+        match command {
+            Command::Ping | Command::Exit => true,
+            Command::Begin => {
+                let newer = epoch > *self.epoch;
+                *self.epoch = epoch.max(*self.epoch);
+                newer
+            }
+            _ => epoch == *self.epoch,
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<Reply, PortError> {
+        let path = &mut *self.path;
+        match command {
+            Command::Begin | Command::Reset | Command::Exit => path.reset()?,
+            Command::SetFeatures(features) => path.set_features(features)?,
+            Command::SetMemory(memory) => path.set_memory(memory)?,
+            Command::Start(direction, setup) => {
+                path.drain()?;
+                path.rings.start(direction, setup, path.memory.as_deref());
+            }
+            Command::SetAddresses(direction, addresses) => {
+                path.drain()?;
+                let memory = path.memory.as_deref();
+                path.rings.set_addresses(direction, addresses, memory);
+            }
+            Command::SetKick(direction, fd) => path.set_kick(direction, fd)?,
+            Command::SetCall(direction, fd) => path.set_call(direction, fd),
+            Command::SetErr(direction, fd) => {
+                path.errs[direction.index()] = fd.and_then(eventfd);
+            }
+            Command::Enable(direction) => path.rings.enable(direction, path.memory.as_deref()),
+            Command::Disable(direction) => {
+                path.drain()?;
+                path.rings.disable(direction, path.memory.as_deref());
+            }
+            Command::Stop(direction) => return Ok(Reply::Stopped(path.stop(direction)?)),
+            Command::Ping => {}
+        }
+        Ok(Reply::Done)
+    }
+}
+
+impl DataPath {
+    /// Waits until nothing is in flight, and publishes what came back.
+    pub(super) fn drain(&mut self) -> Result<(), PortError> {
+        while self.port.tx_in_flight() > 0 || self.port.rx_in_flight() > 0 {
+            self.port.enter(Wait::Forever)?;
+        }
+        if let Some(memory) = self.memory.clone() {
+            self.complete_tx(&memory);
+        }
+        self.notify();
+        self.port.enter(Wait::No)
+    }
+
+    fn set_features(&mut self, features: Features) -> Result<(), PortError> {
+        self.drain()?;
+        self.rings.set_features(features, self.memory.as_deref());
+        Ok(())
+    }
+
+    fn set_memory(&mut self, memory: Arc<GuestMemoryMmap>) -> Result<(), PortError> {
+        self.drain()?;
+        self.port.set_memory(Some(Arc::clone(&memory)))?;
+        self.rings.remap(Some(&memory));
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    fn set_kick(&mut self, direction: Direction, fd: Option<OwnedFd>) -> Result<(), PortError> {
+        match fd {
+            Some(fd) => self.port.watch(kick_of(direction), fd),
+            None => {
+                self.port.unwatch(kick_of(direction));
+                Ok(())
+            }
+        }
+    }
+
+    /// A driver may have been owed a call while there was no way to make it.
+    fn set_call(&mut self, direction: Direction, fd: Option<OwnedFd>) {
+        let call = fd.and_then(eventfd);
+        if let (Some(call), true) = (&call, self.rings.is_started(direction)) {
+            call.signal();
+        }
+        self.calls[direction.index()] = call;
+    }
+
+    fn stop(&mut self, direction: Direction) -> Result<RingPosition, PortError> {
+        self.drain()?;
+        Ok(self.rings.stop(direction))
+    }
+
+    /// As if no frontend had ever been there.
+    pub(super) fn reset(&mut self) -> Result<(), PortError> {
+        self.drain()?;
+        for direction in Direction::ALL {
+            self.rings.stop(direction);
+            self.port.unwatch(kick_of(direction));
+        }
+        self.counters.add(&mut self.rings, &mut self.port);
+        self.rings = QueuePair::default();
+        self.calls = [None, None];
+        self.errs = [None, None];
+        self.memory = None;
+        self.port.set_memory(None)?;
+        self.pace = Pace::default();
+        let discarded = self.port.rx_discard();
+        self.counters.discarded(&discarded);
+        Ok(())
+    }
+}
+
+/// The frontend adapter refuses anything but eventfds; should one come all the same, the ring
+/// goes without.
+fn eventfd(fd: OwnedFd) -> Option<CallFd> {
+    CallFd::new(fd)
+        .inspect_err(|error| warn!("{error}"))
+        .ok()
+}

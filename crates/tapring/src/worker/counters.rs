@@ -1,0 +1,197 @@
+//! From the plain counts of engine and port to the metrics, once a turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tapring_io::{Discarded, Port, RxBatch, TxOutcome};
+use tapring_metrics::{Counter, PairMetrics, QueueMetrics};
+use tapring_queue::{self as queue, Direction, Fault, QueuePair, QueueStats};
+use tracing::warn;
+
+use crate::log_limit::LogLimit;
+
+/// A guest can make faults as fast as it likes; the log hears of them now and then, the counters
+/// of each.
+static FAULT_LINES: LogLimit = LogLimit::per_minute(6);
+static LOSS_LINES: LogLimit = LogLimit::per_minute(6);
+
+/// Positions in `tapring_metrics::table::RX_DROP_REASONS`.
+#[derive(Clone, Copy)]
+enum RxDrop {
+    TooLarge,
+    Cut,
+    SessionEnd,
+    TapError,
+}
+
+/// Positions in `tapring_metrics::table::TX_DROP_REASONS`.
+#[derive(Clone, Copy)]
+enum TxDrop {
+    TapDown,
+    TapRefused,
+    TapGone,
+}
+
+/// The counters of one worker.
+#[derive(Debug)]
+pub(super) struct Counters {
+    device: String,
+    pair: u16,
+    metrics: Arc<PairMetrics>,
+}
+
+impl Counters {
+    pub(super) fn new(device: &str, pair: u16, metrics: Arc<PairMetrics>) -> Self {
+        Self {
+            device: device.to_owned(),
+            pair,
+            metrics,
+        }
+    }
+
+    /// Adds what happened since the last turn.
+    pub(super) fn add(&self, rings: &mut QueuePair, port: &mut Port) {
+        for direction in Direction::ALL {
+            let queue = self.queue(direction);
+            let stats = rings.take_stats(direction);
+            if stats != QueueStats::default() {
+                add_queue(queue, &stats);
+                self.report_faults(direction, &stats.guest_faults);
+            }
+            queue.state.set(rings.state(direction).index());
+        }
+        let stats = port.stats();
+        add(&self.metrics.ring_enters, stats.ring_enters);
+        add(&self.metrics.sqpoll_wakeups, stats.sqpoll_wakeups);
+        add(&self.metrics.rx.tap_poll_arms, stats.tap_poll_arms);
+    }
+
+    /// A transmit batch is whole.
+    pub(super) fn completed(&self, took: Duration) {
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.metrics.tx.completion_seconds.observe(nanoseconds);
+    }
+
+    /// The tap did not take a frame and never will.
+    pub(super) fn lost(&self, outcome: TxOutcome) -> queue::TxOutcome {
+        let reason = match outcome {
+            TxOutcome::Down => TxDrop::TapDown,
+            TxOutcome::Gone => TxDrop::TapGone,
+            TxOutcome::Refused(_) | TxOutcome::Sent | TxOutcome::TapFull => TxDrop::TapRefused,
+        };
+        self.metrics.tx.dropped[reason as usize].increment(1);
+        if let Some(more) = LOSS_LINES.pass() {
+            let (device, queue) = (&self.device, self.pair);
+            warn!(device, queue, ?outcome, "a frame of the guest was dropped: is the tap up?{more}");
+        }
+        queue::TxOutcome::Dropped
+    }
+
+    /// A batch of reads is in.
+    pub(super) fn read(&self, batch: &RxBatch) {
+        self.cut(batch.cut as u64);
+        if batch.fault.is_some() {
+            self.read_failed();
+        }
+    }
+
+    /// Frames filled their slot whole, so they may be incomplete.
+    pub(super) fn cut(&self, frames: u64) {
+        self.drop_rx(RxDrop::Cut, frames);
+    }
+
+    /// The tap could not be read.
+    pub(super) fn read_failed(&self) {
+        self.drop_rx(RxDrop::TapError, 1);
+    }
+
+    /// Frames of one session that the next must not see.
+    pub(super) fn discarded(&self, discarded: &Discarded) {
+        let frames = discarded.held + discarded.queued;
+        self.drop_rx(RxDrop::SessionEnd, frames as u64);
+    }
+
+    fn drop_rx(&self, reason: RxDrop, frames: u64) {
+        add(&self.metrics.rx.dropped[reason as usize], frames);
+    }
+
+    fn queue(&self, direction: Direction) -> &QueueMetrics {
+        match direction {
+            Direction::Rx => &self.metrics.rx,
+            Direction::Tx => &self.metrics.tx,
+        }
+    }
+}
+
+impl Counters {
+    fn report_faults(&self, direction: Direction, faults: &[u64]) {
+        for (fault, count) in Fault::ALL.iter().zip(faults) {
+            if *count > 0
+                && let Some(more) = FAULT_LINES.pass()
+            {
+                let (device, queue) = (&self.device, self.pair);
+                warn!(device, queue, %direction, %fault, count, "guest fault{more}");
+            }
+        }
+    }
+}
+
+fn add_queue(queue: &QueueMetrics, stats: &QueueStats) {
+    add(&queue.kicks, stats.kicks);
+    add(&queue.spurious_kicks, stats.spurious_kicks);
+    add(&queue.rearms_armed, stats.rearms_armed);
+    add(&queue.rearms_raced, stats.rearms_raced);
+    add(&queue.calls, stats.calls);
+    add(&queue.calls_suppressed, stats.calls_suppressed);
+    add(&queue.packets, stats.packets);
+    add(&queue.bytes, stats.bytes);
+    add(&queue.batches, stats.batches);
+    add(&queue.rx_stops, stats.rx_stops);
+    add(&queue.rx_wakes, stats.rx_wakes);
+    add_all(&queue.guest_faults, &stats.guest_faults);
+    add_all(&queue.requeues, &stats.requeues);
+    add_all(&queue.blocked, &stats.blocked);
+    if stats.too_large > 0 {
+        queue.dropped[RxDrop::TooLarge as usize].increment(stats.too_large);
+    }
+    if stats.packets > 0 {
+        queue.batch_packets.observe(stats.packets);
+    }
+}
+
+fn add_all(counters: &[Counter], counts: &[u64]) {
+    for (counter, count) in counters.iter().zip(counts) {
+        add(counter, *count);
+    }
+}
+
+/// Most counts are 0 most of the time, and an addition of 0 still takes the cache line.
+#[inline]
+fn add(counter: &Counter, count: u64) {
+    if count > 0 {
+        counter.increment(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tapring_metrics::table;
+    use tapring_queue::{Block, Requeue, State};
+
+    use super::*;
+
+    #[test]
+    fn labels_are_in_the_order_of_what_they_count() {
+        assert_eq!(Fault::ALL.map(Fault::as_str), table::GUEST_FAULT_KINDS);
+        assert_eq!(Requeue::NAMES, table::REQUEUE_REASONS);
+        assert_eq!(Block::NAMES, table::BLOCKED_REASONS);
+        assert_eq!(State::NAMES, table::RING_STATES);
+        assert_eq!(table::RX_DROP_REASONS[RxDrop::TooLarge as usize], "too_large");
+        assert_eq!(table::RX_DROP_REASONS[RxDrop::Cut as usize], "cut");
+        assert_eq!(table::RX_DROP_REASONS[RxDrop::SessionEnd as usize], "session_end");
+        assert_eq!(table::RX_DROP_REASONS[RxDrop::TapError as usize], "tap_error");
+        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapDown as usize], "tap_down");
+        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapRefused as usize], "tap_refused");
+        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapGone as usize], "tap_gone");
+    }
+}

@@ -1,0 +1,55 @@
+//! Where the engine's frames meet the port: neither knows the other.
+
+use tapring_io::{BATCH_FRAMES, HEADER_BYTES, Port};
+use tapring_queue::{BATCH, RxSource, TxFrame, TxSink};
+
+const _: () = assert!(BATCH == BATCH_FRAMES && tapring_queue::HEADER_BYTES == HEADER_BYTES);
+
+/// Frames up to this size are copied into the arena, larger ones gathered from guest memory. At
+/// random over 64 MiB, as real guests are, copying wins by far below a page and nothing at 9000
+/// bytes (DESIGN, "The data path").
+const COPY_BYTES: usize = 4096;
+
+/// The batch being built in a port.
+pub(super) struct Batch<'p>(pub(super) &'p mut Port);
+
+impl TxSink for Batch<'_> {
+    #[inline]
+    fn push(&mut self, frame: &TxFrame<'_>) -> bool {
+        let total = HEADER_BYTES + frame.bytes();
+        match frame.parts() {
+            Some(parts) if total > COPY_BYTES => {
+                self.0.tx_gather(frame.header(), parts.iter().copied()).is_ok()
+            }
+            _ => self.copy(frame, total),
+        }
+    }
+}
+
+impl Batch<'_> {
+    #[inline]
+    fn copy(&mut self, frame: &TxFrame<'_>, total: usize) -> bool {
+        let Some(slot) = self.0.tx_copy(total) else {
+            return false;
+        };
+        let (header, body) = slot.split_at_mut(HEADER_BYTES);
+        header.copy_from_slice(frame.header());
+        frame.copy_to(body);
+        true
+    }
+}
+
+/// The frames a port has read and nobody has taken.
+pub(super) struct Held<'p>(pub(super) &'p mut Port);
+
+impl RxSource for Held<'_> {
+    #[inline]
+    fn front(&self) -> Option<&[u8]> {
+        self.0.rx_front().map(|frame| &frame[HEADER_BYTES..])
+    }
+
+    #[inline]
+    fn pop(&mut self) {
+        self.0.rx_pop();
+    }
+}
