@@ -7,6 +7,7 @@
 //! ```text
 //!  head -> desc -> desc -> desc                 direct
 //!  head -> INDIRECT -> table[0] -> table[1]     indirect: one hop, then the table is walked alone
+//!  head -> desc -> INDIRECT -> table[0]         unusual but valid (§2.7.5.3.2)
 //! ```
 
 use virtio_queue::desc::split::Descriptor;
@@ -22,6 +23,8 @@ const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
 pub(crate) struct Walk<'r, 'm> {
     ring: &'r Ring<'m>,
     memory: &'m GuestMemoryMmap,
+    /// Whether indirect tables were negotiated.
+    indirect: bool,
     /// The table being walked: the ring's own, or an indirect one with its number of entries.
     table: Option<(VolatileSlice<'m>, u16)>,
     next: Option<u16>,
@@ -38,32 +41,29 @@ impl<'r, 'm> Walk<'r, 'm> {
         memory: &'m GuestMemoryMmap,
         head: u16,
         indirect: bool,
-    ) -> Result<Self, Fault> {
-        let mut walk = Self {
+    ) -> Self {
+        Self {
             ring,
             memory,
+            indirect,
             table: None,
             next: Some(head),
             left: ring.size().as_u16(),
-        };
-        let first = ring.descriptor(head);
-        if first.refers_to_indirect_table() {
-            walk.enter_table(&first, indirect)?;
         }
-        Ok(walk)
     }
 
-    /// Puts the table that `hop` refers to in place of the ring's (§2.7.5.3).
-    fn enter_table(&mut self, hop: &Descriptor, negotiated: bool) -> Result<(), Fault> {
+    /// Puts the table that `hop` refers to in place of the ring's (§2.7.5.3). The hop's own
+    /// WRITE flag means nothing (§2.7.5.3.2).
+    fn enter_table(&mut self, hop: &Descriptor) -> Result<(), Fault> {
         let bytes = hop.len() as usize;
         let entries = u16::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| Fault::BadIndirect)?;
         let whole = bytes.is_multiple_of(DESCRIPTOR_BYTES);
-        if !negotiated || hop.has_next() || !whole || entries == 0 || entries > self.left {
+        let allowed = self.indirect && self.table.is_none() && !hop.has_next();
+        if !allowed || !whole || entries == 0 || entries > self.ring.size().as_u16() {
             return Err(Fault::BadIndirect);
         }
         let table = self.memory.get_slice(hop.addr(), bytes);
         self.table = Some((table.map_err(|_| Fault::BadIndirect)?, entries));
-        self.next = Some(0);
         Ok(())
     }
 
@@ -73,11 +73,15 @@ impl<'r, 'm> Walk<'r, 'm> {
         let Some(index) = self.next else {
             return Ok(None);
         };
-        let descriptor = self.read(index)?;
-        self.left = self.left.checked_sub(1).ok_or(Fault::BadChain)?;
+        let mut descriptor = self.read(index)?;
         if descriptor.refers_to_indirect_table() {
-            return Err(Fault::BadIndirect);
+            self.enter_table(&descriptor)?;
+            descriptor = self.read(0)?;
+            if descriptor.refers_to_indirect_table() {
+                return Err(Fault::BadIndirect);
+            }
         }
+        self.left = self.left.checked_sub(1).ok_or(Fault::BadChain)?;
         self.next = descriptor.has_next().then(|| descriptor.next());
         Ok(Some(descriptor))
     }

@@ -16,15 +16,15 @@ pub(crate) const fn distance(from: u16, to: u16) -> u16 {
 /// An event index so far behind `next` that no entry soon reaches it: the way to say "no
 /// notifications" where EVENT_IDX is negotiated and no flag can say so.
 ///
-/// It holds for at least [`QUIET_SPAN`] further entries, whatever the other side does: it may be
-/// up to a queue size (32768 at most) ahead of `next`, and the event lies a quarter of the index
-/// space behind.
+/// The event lies a quarter of the index space behind `next`, so the other side's index has three
+/// quarters of it to go. It may be up to a queue size (half the index space at most) ahead of
+/// `next`, which leaves [`QUIET_FOR`] entries, and as many again for a batch that runs over.
 pub(crate) const fn quiet_event(next: u16) -> u16 {
-    next.wrapping_sub(QUIET_SPAN)
+    next.wrapping_sub(0x4000)
 }
 
 /// Entries after which [`quiet_event`] has to be stored again, or the index would come around to it.
-pub(crate) const QUIET_SPAN: u16 = 0x4000;
+pub(crate) const QUIET_FOR: u16 = 0x2000;
 
 #[cfg(test)]
 mod tests {
@@ -70,16 +70,16 @@ mod tests {
     }
 
     #[test]
-    fn quiet_event_is_not_passed_within_its_span() {
+    fn quiet_event_is_not_passed_before_it_is_stored_again() {
+        const LARGEST_QUEUE: u16 = 0x8000;
         for next in 0..=u16::MAX {
             let event = quiet_event(next);
-            for ahead in [0, 1, 64, 256, 0x3fff] {
-                let old = next.wrapping_add(ahead);
-                assert!(
-                    !passed(event, old.wrapping_add(0x4000), old),
-                    "{next} {ahead}"
-                );
-                assert!(!passed(event, old.wrapping_add(1), old), "{next} {ahead}");
+            for popped in [0, 1, 64, QUIET_FOR - 1, QUIET_FOR + 64, 2 * QUIET_FOR - 1] {
+                let old = next.wrapping_add(popped);
+                for added in [1, 64, 256, LARGEST_QUEUE] {
+                    let new = old.wrapping_add(added);
+                    assert!(!passed(event, new, old), "{next} {popped} {added}");
+                }
             }
         }
     }

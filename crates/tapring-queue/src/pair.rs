@@ -41,8 +41,7 @@ impl QueuePair {
         if features == self.rx.vq.features() {
             return;
         }
-        self.rx.starving = None;
-        self.tx.forget_sent();
+        self.rx.stop_starving();
         self.rx.vq.set_features(features, memory);
         self.tx.vq.set_features(features, memory);
     }
@@ -71,7 +70,9 @@ impl QueuePair {
 
     /// SET_VRING_ENABLE 0.
     pub fn disable(&mut self, direction: Direction, memory: Option<&GuestMemoryMmap>) {
-        self.rx.starving = self.rx.starving.filter(|_| direction != Direction::Rx);
+        if direction == Direction::Rx {
+            self.rx.stop_starving();
+        }
         self.vq(direction).disable(memory);
     }
 
@@ -82,13 +83,15 @@ impl QueuePair {
         addresses: RingAddresses,
         memory: Option<&GuestMemoryMmap>,
     ) {
-        self.forget(direction);
+        if direction == Direction::Rx {
+            self.rx.stop_starving();
+        }
         self.vq(direction).set_addresses(addresses, memory);
     }
 
     /// The memory map was replaced.
     pub fn remap(&mut self, memory: Option<&GuestMemoryMmap>) {
-        self.rx.starving = None;
+        self.rx.stop_starving();
         self.rx.vq.remap(memory);
         self.tx.vq.remap(memory);
     }
@@ -96,7 +99,7 @@ impl QueuePair {
     /// What was remembered between batches no longer holds.
     fn forget(&mut self, direction: Direction) {
         match direction {
-            Direction::Rx => self.rx.starving = None,
+            Direction::Rx => self.rx.stop_starving(),
             Direction::Tx => self.tx.forget_sent(),
         }
     }
@@ -122,31 +125,38 @@ impl QueuePair {
 
     /// The door: called when a turn had nothing to do, and the only way to sleep.
     pub fn door(&mut self, memory: Option<&GuestMemoryMmap>) -> Door {
-        if let Some(memory) = memory {
-            if self.tx.vq.state().at_door() == AtDoor::Arm {
-                self.tx.arm(memory);
-            }
-            if self.rx.vq.state().at_door() == AtDoor::Arm {
-                self.rx.vq.enter(State::Waiting);
-            }
+        // With work left on either ring nobody sleeps, so nothing is armed (rule 1).
+        if self.at_door(AtDoor::Stay) {
+            return Door::Busy;
         }
-        let rings = [self.rx.vq.state().at_door(), self.tx.vq.state().at_door()];
-        if rings
-            .iter()
-            .any(|at| matches!(at, AtDoor::Stay | AtDoor::Arm))
-        {
-            Door::Busy
-        } else if rings.contains(&AtDoor::Await) {
+        if let Some(memory) = memory {
+            self.tx.arm(memory);
+        }
+        // The look behind the arming may have found a chain.
+        if self.at_door(AtDoor::Stay) {
+            return Door::Busy;
+        }
+        self.rx.wait();
+        if self.at_door(AtDoor::Await) {
             Door::Completions
         } else {
             Door::Asleep(self.rx.deadline())
         }
+    }
+
+    fn at_door(&self, answer: AtDoor) -> bool {
+        [&self.rx.vq, &self.tx.vq]
+            .map(|vq| vq.state().at_door())
+            .contains(&answer)
     }
 }
 
 impl TxQueue {
     /// Rule 1: ask for a kick, fence, look once more.
     fn arm(&mut self, memory: &GuestMemoryMmap) {
+        if self.vq.state().at_door() != AtDoor::Arm {
+            return;
+        }
         let Some(ring) = self.vq.open(memory) else {
             return;
         };

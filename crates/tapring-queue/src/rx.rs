@@ -20,7 +20,8 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::fault::Fault;
 use crate::header::HEADER_BYTES;
-use crate::kick::{DrainEnd, State};
+use crate::in_flight::BATCH;
+use crate::kick::{AtDoor, DrainEnd, State};
 use crate::ring::Ring;
 use crate::scatter::Scatter;
 use crate::setup::Features;
@@ -44,6 +45,9 @@ pub enum RxEnd {
     /// The guest has too few chains for the next frame, or none at all; about this many are
     /// needed. [`RxQueue::starve`] comes next.
     NoBuffers(u16),
+    /// Frames are left, but a guest that posts malformed chains as fast as they are refused must
+    /// not keep the worker: the next turn goes on.
+    BudgetSpent,
     /// The queue cannot be looked at now.
     NotRunning,
 }
@@ -63,6 +67,8 @@ enum Delivery {
     Done,
     TooLarge,
     NoBuffers(u16),
+    /// So many chains were refused that the other ring comes first.
+    Refused,
     Broken,
 }
 
@@ -78,8 +84,10 @@ impl RxQueue {
         self.vq.keep_quiet(&ring);
         let end = self.deliver_all(&ring, memory, source);
         self.call |= self.vq.flush(&ring);
-        if end != RxEnd::NotRunning {
-            self.vq.enter(DrainEnd::Empty.state());
+        match end {
+            RxEnd::NotRunning => {}
+            RxEnd::BudgetSpent => self.vq.enter(DrainEnd::BudgetSpent.state()),
+            _ => self.vq.enter(DrainEnd::Empty.state()),
         }
         end
     }
@@ -93,11 +101,13 @@ impl RxQueue {
         let Some(mut posted) = self.vq.posted(ring) else {
             return RxEnd::NotRunning;
         };
+        let mut refusals = BATCH;
         while let Some(frame) = source.front() {
-            match self.deliver(ring, memory, frame, &mut posted) {
+            match self.deliver(ring, memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
                 Delivery::TooLarge => self.vq.stats.too_large += 1,
                 Delivery::NoBuffers(need) => return RxEnd::NoBuffers(need),
+                Delivery::Refused => return RxEnd::BudgetSpent,
                 Delivery::Broken => return RxEnd::NotRunning,
             }
             source.pop();
@@ -116,9 +126,10 @@ impl RxQueue {
         memory: &GuestMemoryMmap,
         frame: &[u8],
         posted: &mut u16,
+        refusals: &mut usize,
     ) -> Delivery {
         let mergeable = self.vq.features().has(Features::MRG_RXBUF);
-        let mut scatter = Scatter::new(frame);
+        let mut scatter = Scatter::new(frame, ring.size());
         let mut chains = 0;
         let mut capacity = 1;
         loop {
@@ -136,7 +147,11 @@ impl RxQueue {
                 Err(fault) => {
                     self.refuse(ring, head, chains, fault);
                     *posted -= chains + 1;
-                    scatter = Scatter::new(frame);
+                    if *refusals == 0 {
+                        return Delivery::Refused;
+                    }
+                    *refusals -= 1;
+                    scatter = Scatter::new(frame, ring.size());
                     chains = 0;
                     continue;
                 }
@@ -223,6 +238,13 @@ impl RxQueue {
         };
         let need = u64::from(chains).saturating_add(more).min(u64::from(size));
         Delivery::NoBuffers(u16::try_from(need).unwrap_or(size))
+    }
+
+    /// The tap is empty and the worker about to sleep: POLL on the tap brings the queue back.
+    pub(crate) fn wait(&mut self) {
+        if self.vq.state().at_door() == AtDoor::Arm {
+            self.vq.enter(State::Waiting);
+        }
     }
 
     /// The tap has frames again.

@@ -6,6 +6,7 @@ use crate::chain::Walk;
 use crate::fault::Fault;
 use crate::header::{HEADER_BYTES, NUM_BUFFERS_AT, PLAIN_HEADER};
 use crate::ring::Ring;
+use crate::setup::QueueSize;
 
 /// A header and a frame on their way into one or more chains. Bytes are written as room for them
 /// is found: nothing of it is the driver's until used elements are published, so an attempt that
@@ -15,6 +16,10 @@ pub(crate) struct Scatter<'f, 'm> {
     frame: &'f [u8],
     /// Bytes written so far, the header counted in.
     written: usize,
+    /// Descriptors that may still be walked for this frame. A layout without empty buffers never
+    /// needs more than one a byte and the rest of the last chain; without the bound, chains made
+    /// of empty buffers would cost the square of the queue size.
+    descriptors_left: usize,
     /// Where the two bytes of num_buffers went; known only when the last chain is.
     num_buffers: [Option<VolatileSlice<'m>>; 2],
 }
@@ -29,10 +34,11 @@ pub(crate) struct Taken {
 }
 
 impl<'f, 'm> Scatter<'f, 'm> {
-    pub(crate) const fn new(frame: &'f [u8]) -> Self {
+    pub(crate) const fn new(frame: &'f [u8], size: QueueSize) -> Self {
         Self {
             frame,
             written: 0,
+            descriptors_left: HEADER_BYTES + frame.len() + size.as_u16() as usize,
             num_buffers: [None; 2],
         }
     }
@@ -54,8 +60,12 @@ impl<'f, 'm> Scatter<'f, 'm> {
     ) -> Result<Taken, Fault> {
         let before = self.written;
         let mut capacity = 0;
-        let mut walk = Walk::new(ring, memory, head, indirect)?;
+        let mut walk = Walk::new(ring, memory, head, indirect);
         while let Some(descriptor) = walk.next()? {
+            self.descriptors_left = self
+                .descriptors_left
+                .checked_sub(1)
+                .ok_or(Fault::BadChain)?;
             if !descriptor.is_write_only() {
                 return Err(Fault::WrongDirection);
             }

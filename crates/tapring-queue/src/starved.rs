@@ -55,17 +55,20 @@ impl RxQueue {
     /// first the tap may have. Asks for a kick at the threshold; `Starved`, unless the last look
     /// found enough.
     pub fn starve(&mut self, memory: &GuestMemoryMmap, need: u16, held: bool, now: Instant) {
+        if !self.vq.state().runnable() {
+            return;
+        }
         let Some(ring) = self.vq.open(memory) else {
             return;
         };
         self.vq.stats.rx_stops += 1;
         self.vq.enter(DrainEnd::NoGuestBuffers.state());
-        let first_ask = *self.first_ask.get_or_insert(now);
+        let first_ask = held.then(|| *self.first_ask.get_or_insert(now));
         self.starving = Some(Starving {
             need,
             target: self.threshold(need),
             timer: Some(now + THRESHOLD_TIMER),
-            drop_at: held.then(|| first_ask + DROP_AFTER),
+            drop_at: first_ask.map(|ask| ask + DROP_AFTER),
         });
         self.ask(&ring);
     }
@@ -123,21 +126,27 @@ impl RxQueue {
         let (Some(ring), Some(mut starving)) = (self.vq.open(memory), self.starving) else {
             return;
         };
-        if starving.drop_at.is_some_and(|at| now >= at) {
-            source.pop();
-            self.vq.stats.too_large += 1;
-            self.frame_left();
-            self.wake(&ring);
-            return;
-        }
         starving.timer = None;
         starving.target = starving.need;
         self.starving = Some(starving);
         self.ask(&ring);
+        let waited = starving.drop_at.is_some_and(|at| now >= at);
+        if waited && self.vq.state() == State::Starved {
+            source.pop();
+            self.vq.stats.too_large += 1;
+            self.frame_left();
+            self.wake(&ring);
+        }
     }
 
     /// The first held frame is a new one: its time starts with the next ask.
     pub(crate) const fn frame_left(&mut self) {
+        self.first_ask = None;
+    }
+
+    /// The ring is another or begins anew: a held frame's time starts with the next ask.
+    pub(crate) const fn stop_starving(&mut self) {
+        self.starving = None;
         self.first_ask = None;
     }
 }

@@ -19,7 +19,7 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 use crate::chain::Walk;
 use crate::fault::Fault;
 use crate::header::{HEADER_BYTES, is_plain};
-use crate::in_flight::{Entry, InFlight, Kind};
+use crate::in_flight::{BATCH, Entry, InFlight, Kind};
 use crate::kick::{DrainEnd, Requeue, State};
 use crate::parts::{Parts, gather, split_front};
 use crate::ring::Ring;
@@ -36,6 +36,7 @@ pub const MAX_FRAME_BYTES: usize = 65_550;
 /// Takes the frames of a batch.
 pub trait TxSink {
     /// Copies or notes the frame. `false`: no room in this batch; the frame stays on the ring.
+    /// An empty batch has to have room for any frame, or the worker would try again for ever.
     fn push(&mut self, frame: &TxFrame<'_>) -> bool;
 }
 
@@ -220,14 +221,22 @@ impl TxQueue {
         mut outcomes: impl Iterator<Item = TxOutcome>,
     ) -> Option<u16> {
         let mut unsent = None;
-        for entry in self.in_flight.entries() {
+        let entries = self.in_flight.entries();
+        for (i, entry) in entries.iter().enumerate() {
             let outcome = match entry.kind {
                 Kind::Frame { .. } => outcomes.next().unwrap_or(TxOutcome::NotSent),
                 Kind::SentBefore { .. } => TxOutcome::Sent,
                 Kind::Malformed(_) => TxOutcome::Dropped,
             };
             match unsent {
-                None if outcome == TxOutcome::NotSent => unsent = Some(entry.index),
+                None if outcome == TxOutcome::NotSent => {
+                    unsent = Some(entry.index);
+                    // The bits left over are counted from behind the batch; the ring is rewound.
+                    self.sent_before = match entries.len() - i {
+                        BATCH => 0,
+                        rewound => self.sent_before << rewound,
+                    };
+                }
                 None => return_entry(&mut self.vq, ring, entry, outcome),
                 Some(first) if outcome == TxOutcome::Sent => {
                     self.sent_before |= 1 << entry.index.wrapping_sub(first);
@@ -308,7 +317,7 @@ impl<'m, 'b> Parser<'m, 'b> {
         self.gathered = 0;
         self.parts.clear();
         let mut total = 0usize;
-        let mut walk = Walk::new(ring, memory, head, indirect)?;
+        let mut walk = Walk::new(ring, memory, head, indirect);
         while let Some(descriptor) = walk.next()? {
             if descriptor.is_write_only() {
                 return Err(Fault::WrongDirection);

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use vm_memory::GuestMemoryMmap;
 
 use crate::fault::Fault;
-use crate::index::{self, QUIET_SPAN};
+use crate::index::{self, QUIET_FOR};
 use crate::kick::{Block, DrainEnd, Requeue, State};
 use crate::ring::Ring;
 use crate::setup::{Features, RingAddresses, RingPosition, RingSetup};
@@ -72,6 +72,9 @@ impl Virtqueue {
 
     pub(crate) fn disable(&mut self, memory: Option<&GuestMemoryMmap>) {
         self.enabled = false;
+        if self.state == DrainEnd::Broken.state() {
+            return;
+        }
         if let Some(ring) = memory.and_then(|memory| self.open(memory)) {
             self.quiet(&ring);
             self.enter(DrainEnd::Disabled.state());
@@ -301,7 +304,7 @@ impl Virtqueue {
     /// Stores a quiet event again before the index comes around to it.
     #[inline]
     pub(crate) fn keep_quiet(&mut self, ring: &Ring<'_>) {
-        if !self.kicks_on && index::distance(self.event_at, self.next_avail) >= QUIET_SPAN {
+        if !self.kicks_on && index::distance(self.event_at, self.next_avail) >= QUIET_FOR {
             self.store_event(ring, index::quiet_event(self.next_avail));
         }
     }
