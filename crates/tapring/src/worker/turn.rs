@@ -138,7 +138,7 @@ impl DataPath {
     fn deliver(&mut self, memory: &GuestMemoryMmap) -> usize {
         match self.rings.rx.fill(memory, &mut Held(&mut self.port)) {
             RxEnd::Delivered(chains) => usize::from(chains),
-            RxEnd::NotRunning => 0,
+            RxEnd::NotRunning | RxEnd::BudgetSpent => 0,
             RxEnd::NoBuffers(need) => {
                 let held = self.port.rx_held() > 0;
                 self.rings.rx.starve(memory, need, held, Instant::now());
