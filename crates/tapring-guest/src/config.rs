@@ -57,6 +57,8 @@ pub struct GuestConfig {
     pub start_index: u16,
     /// Leave O_NONBLOCK off the kick and call eventfds, as some frontends do.
     pub blocking_eventfds: bool,
+    /// A VM's kick is an exit to the hypervisor; this long the sender's CPU spins for each one on top of the write(2).
+    pub exit_cost: Duration,
     /// How long to retry the connect: the daemon may still be starting.
     pub connect_limit: Duration,
     /// How long the backend may take to answer one message before the connection is cut.
@@ -106,6 +108,7 @@ impl Default for GuestConfig {
             indirect_entries: 64,
             start_index: 0,
             blocking_eventfds: false,
+            exit_cost: Duration::ZERO,
             connect_limit: Duration::from_secs(10),
             reply_limit: Duration::from_secs(10),
         }

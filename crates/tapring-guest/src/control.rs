@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vhost::vhost_user::Frontend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 
-use crate::config::GuestConfig;
+use crate::config::{F_PROTOCOL_FEATURES, GuestConfig};
 use crate::error::GuestError;
 use crate::guest::{Guest, Pair, Resume, activate, start_ring};
 use crate::memory::Bank;
@@ -46,10 +46,15 @@ impl Guest {
     /// Not connected, or refused.
     pub fn start(&mut self, ring: u16, resume: Resume) -> Result<(), GuestError> {
         let place = Arc::clone(&self.rings[usize::from(ring)]);
+        let protocol = self.features & F_PROTOCOL_FEATURES != 0;
         let session = self.session()?;
         session.set_size(ring, place.size)?;
         start_ring(session, ring, &place, resume)?;
-        session.set_enable(ring, true)
+        if protocol {
+            session.set_enable(ring, true)
+        } else {
+            Ok(())
+        }
     }
 
     /// Stops a ring and starts it where the backend says it stood, which is returned.
@@ -87,6 +92,17 @@ impl Guest {
     pub fn resend_addresses(&mut self, ring: u16) -> Result<(), GuestError> {
         let place = Arc::clone(&self.rings[usize::from(ring)]);
         self.session()?.set_addresses(ring, &place)
+    }
+
+    /// SET_VRING_CALL and SET_VRING_KICK on a running ring, with new descriptors of the same eventfds.
+    ///
+    /// # Errors
+    /// Not connected, or refused.
+    pub fn resend_eventfds(&mut self, ring: u16) -> Result<(), GuestError> {
+        let place = Arc::clone(&self.rings[usize::from(ring)]);
+        let session = self.session()?;
+        session.set_call(ring, &place)?;
+        session.set_kick(ring, &place)
     }
 
     /// SET_MEM_TABLE with the regions there are: the backend maps all of them anew.

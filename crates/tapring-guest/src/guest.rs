@@ -5,6 +5,7 @@
 //! backend that died can be replaced under running drivers ([`Guest::detach`], [`Guest::attach`]).
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -14,7 +15,8 @@ use crate::config::{F_EVENT_IDX, F_MRG_RXBUF, F_PROTOCOL_FEATURES, GuestConfig};
 use crate::error::{GuestError, SendError};
 use crate::layout::GAP_BYTES;
 use crate::memory::{Bank, Carver, Ram};
-use crate::ring::{DriverRing, RingPlace};
+use crate::place::RingPlace;
+use crate::ring::DriverRing;
 use crate::rx::{RxQueue, RxRules};
 use crate::session::Session;
 use crate::tx::TxQueue;
@@ -54,6 +56,7 @@ pub struct Guest {
     pub(crate) pairs: Vec<Pair>,
     pub(crate) features: u64,
     pub(crate) session: Option<Session>,
+    free_from: u64,
 }
 
 impl Guest {
@@ -123,6 +126,12 @@ impl Guest {
         Arc::clone(&self.ram)
     }
 
+    /// Guest physical addresses that no ring and no buffer uses, up to the end of the main region.
+    #[must_use]
+    pub fn free_memory(&self) -> Range<u64> {
+        self.free_from..self.ram.end_of_main()
+    }
+
     /// Whether there is a connection and the backend has not hung up.
     #[must_use]
     pub fn is_connected(&self) -> bool {
@@ -140,6 +149,7 @@ impl Guest {
             pairs: Vec::new(),
             features,
             session: None,
+            free_from: 0,
         };
         guest.lay_out()?;
         Ok(guest)
@@ -152,6 +162,7 @@ impl Guest {
         self.rings = rings.collect::<Result<_, _>>()?;
         let pairs = (0..self.config.queue_pairs).map(|pair| self.make_pair(&mut carver, pair));
         self.pairs = pairs.collect::<Result<_, _>>()?;
+        self.free_from = carver.carve(0, 4096)?.address();
         Ok(())
     }
 
@@ -186,7 +197,8 @@ impl Guest {
 
     fn driver(&self, ring: u16, name: String) -> Result<DriverRing, GuestError> {
         let place = Arc::clone(&self.rings[usize::from(ring)]);
-        DriverRing::new(place, name, self.features & F_EVENT_IDX != 0).map_err(|source| {
+        let event_idx = self.features & F_EVENT_IDX != 0;
+        DriverRing::new(place, name, event_idx, self.config.exit_cost).map_err(|source| {
             GuestError::Host {
                 what: "epoll",
                 source,

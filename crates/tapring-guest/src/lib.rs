@@ -16,6 +16,23 @@
 //! Life of a frame to the guest: [`RxQueue::refill`] posts buffers, [`RxQueue::wait_for_call`] sleeps, [`RxQueue::receive`] checks
 //! what the device wrote and shows the frame. [`traffic`] builds frames whose every byte can be verified, and verifies them.
 //!
+//! ```no_run
+//! use std::time::Duration;
+//! use tapring_guest::{Guest, GuestConfig, Pair, Until};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut guest = Guest::connect(&GuestConfig::new("/run/tapring/vm0.sock"))?;
+//! let Pair { mut tx, mut rx } = guest.take_pairs().remove(0);
+//! rx.refill();
+//! tx.send(&[0xff; 60])?;
+//! tx.kick_if_needed();
+//! tx.wait_for_all(Duration::from_secs(1))?;
+//! rx.wait_for_call(Until::Next, Duration::from_secs(1))?;
+//! rx.receive(64, |frame| println!("{} bytes", frame.len()))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A backend that breaks the virtqueue protocol is reported as a [`Violation`]; nothing the backend writes panics the guest.
 //!
 //! Directions are the guest's: TX is guest to host, RX host to guest. It does not do offloads, the packed ring, a control queue
@@ -31,8 +48,10 @@ mod guest;
 mod layout;
 mod memory;
 mod notify;
+mod place;
 mod pool;
 mod random;
+mod raw;
 mod ring;
 mod rx;
 mod session;

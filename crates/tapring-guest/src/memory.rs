@@ -146,6 +146,14 @@ impl Ram {
         }
     }
 
+    /// Everything in the main region, to be compared with a later snapshot.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.main().bytes()];
+        self.read(0, &mut bytes);
+        bytes
+    }
+
     /// The first address of the main region whose byte is not `byte`.
     #[must_use]
     pub fn first_other_than(&self, byte: u8) -> Option<u64> {

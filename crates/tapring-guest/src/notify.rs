@@ -80,6 +80,12 @@ impl DriverRing {
             Ok(()) => self.counters.kicks_sent += 1,
             Err(_) => self.counters.kicks_failed += 1,
         }
+        if !self.exit_cost.is_zero() {
+            let start = Instant::now();
+            while start.elapsed() < self.exit_cost {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// The avail index at which the device wants a kick.
@@ -181,7 +187,7 @@ impl DriverRing {
         match until {
             Until::Next => 1,
             // Linux lets `bufs` pass and looks for more than that.
-            Until::MostOutstanding => (u32::from(self.outstanding()) * 3 / 4) as u16 + 1,
+            Until::MostOutstanding => self.outstanding() - self.outstanding().div_ceil(4) + 1,
             Until::Used(count) => count.max(1),
         }
     }

@@ -13,20 +13,17 @@
 //! 4. `take_used` reads used.idx with Acquire and takes one element: its head must be outstanding, in avail order, with a
 //!    length that can be. Nothing the device writes is used as an index before it is checked.
 //!
-//! It does not know what the buffers hold (`tx.rs`, `rx.rs`). The methods under "raw access" break the rules on purpose: tests
-//! of bad guests need them.
+//! It does not know what the buffers hold (`tx.rs`, `rx.rs`). The methods in `raw.rs` break the rules on purpose: tests of bad
+//! guests need them.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-
-use vmm_sys_util::eventfd::EventFd;
+use std::time::Duration;
 
 use crate::counters::Counters;
 use crate::error::Violation;
-use crate::memory::Area;
 use crate::notify::CallWait;
+use crate::place::{DESC_BYTES, RingPlace};
 
 /// More chains follow (`VRING_DESC_F_NEXT`).
 pub const DESC_NEXT: u16 = 1;
@@ -34,10 +31,6 @@ pub const DESC_NEXT: u16 = 1;
 pub const DESC_WRITE: u16 = 2;
 /// The buffer is an indirect table (`VRING_DESC_F_INDIRECT`).
 pub const DESC_INDIRECT: u16 = 4;
-
-const DESC_BYTES: usize = 16;
-const USED_ELEM_BYTES: usize = 8;
-const RING_HEAD_BYTES: usize = 4;
 
 /// One descriptor as it stands in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +55,7 @@ impl Descriptor {
         bytes
     }
 
-    fn second_half(self) -> u64 {
+    pub(crate) fn second_half(self) -> u64 {
         u64::from(self.bytes) | u64::from(self.flags) << 32 | u64::from(self.next) << 48
     }
 }
@@ -83,61 +76,6 @@ pub struct Used {
 /// No descriptors left for the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
-
-/// Where a ring's parts lie and how its two eventfds are reached. Shared by the driver and by the frontend that announces it.
-#[derive(Debug)]
-pub(crate) struct RingPlace {
-    pub(crate) size: u16,
-    pub(crate) table: Area,
-    pub(crate) avail: Area,
-    pub(crate) used: Area,
-    pub(crate) kick: EventFd,
-    pub(crate) call: EventFd,
-}
-
-impl RingPlace {
-    pub(crate) const fn table_bytes(size: u16) -> usize {
-        size as usize * DESC_BYTES
-    }
-
-    /// Entries, flags, index and used_event.
-    pub(crate) const fn avail_bytes(size: u16) -> usize {
-        RING_HEAD_BYTES + size as usize * 2 + 2
-    }
-
-    /// Elements, flags, index and avail_event.
-    pub(crate) const fn used_bytes(size: u16) -> usize {
-        RING_HEAD_BYTES + size as usize * USED_ELEM_BYTES + 2
-    }
-
-    /// An empty ring whose indices stand at `start`.
-    pub(crate) fn clear(&self, start: u16) {
-        [&self.table, &self.avail, &self.used]
-            .into_iter()
-            .for_each(Area::zero);
-        self.avail.u16_at(2).store(start.to_le(), Release);
-        self.used.u16_at(2).store(start.to_le(), Release);
-        self.used_event_cell().store(start.to_le(), Release);
-    }
-
-    pub(crate) fn avail_index(&self) -> u16 {
-        u16::from_le(self.avail.u16_at(2).load(Acquire))
-    }
-
-    pub(crate) fn used_index(&self) -> u16 {
-        u16::from_le(self.used.u16_at(2).load(Acquire))
-    }
-
-    pub(crate) fn used_event_cell(&self) -> &AtomicU16 {
-        self.avail
-            .u16_at(RING_HEAD_BYTES + usize::from(self.size) * 2)
-    }
-
-    pub(crate) fn avail_event_cell(&self) -> &AtomicU16 {
-        self.used
-            .u16_at(RING_HEAD_BYTES + usize::from(self.size) * USED_ELEM_BYTES)
-    }
-}
 
 /// What the driver remembers of an outstanding chain.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,11 +108,18 @@ pub struct DriverRing {
     /// Whether a head out of avail order is a violation.
     pub in_order: bool,
     pub(crate) call_wait: CallWait,
+    /// How long the guest's CPU is away for each kick.
+    pub(crate) exit_cost: Duration,
     pub(crate) counters: Counters,
 }
 
 impl DriverRing {
-    pub(crate) fn new(place: Arc<RingPlace>, name: String, event_idx: bool) -> io::Result<Self> {
+    pub(crate) fn new(
+        place: Arc<RingPlace>,
+        name: String,
+        event_idx: bool,
+        exit_cost: Duration,
+    ) -> io::Result<Self> {
         let size = place.size;
         Ok(Self {
             name,
@@ -190,6 +135,7 @@ impl DriverRing {
             calls_on: true,
             in_order: true,
             call_wait: CallWait::new(&place.call)?,
+            exit_cost,
             counters: Counters::default(),
             place,
         })
@@ -385,77 +331,7 @@ impl DriverRing {
     }
 
     /// The slot of a ring index. Any size works, so that a backend can be offered one it must refuse.
-    fn slot(&self, index: u16) -> usize {
+    pub(crate) fn slot(&self, index: u16) -> usize {
         usize::from(index % self.size().max(1))
-    }
-
-    fn used_element(&self, index: u16) -> (u32, u32) {
-        let offset = RING_HEAD_BYTES + self.slot(index) * USED_ELEM_BYTES;
-        let id = self.place.used.u32_at(offset).load(Relaxed);
-        let length = self.place.used.u32_at(offset + 4).load(Relaxed);
-        (u32::from_le(id), u32::from_le(length))
-    }
-}
-
-/// Raw access: no bookkeeping, no rules.
-impl DriverRing {
-    /// Writes a descriptor table entry.
-    pub fn write_descriptor(&self, index: u16, descriptor: Descriptor) {
-        let offset = usize::from(index) * DESC_BYTES;
-        let table = &self.place.table;
-        table
-            .u64_at(offset)
-            .store(descriptor.address.to_le(), Relaxed);
-        table
-            .u64_at(offset + 8)
-            .store(descriptor.second_half().to_le(), Relaxed);
-    }
-
-    /// Writes `head` into the avail entry of ring index `index`.
-    pub fn write_avail_entry(&self, index: u16, head: u16) {
-        let offset = RING_HEAD_BYTES + self.slot(index) * 2;
-        self.place.avail.u16_at(offset).store(head.to_le(), Relaxed);
-    }
-
-    /// Writes avail.idx, with Release.
-    pub fn store_avail_index(&self, index: u16) {
-        self.place.avail.u16_at(2).store(index.to_le(), Release);
-    }
-
-    /// Writes used.idx, which is the device's: for rings that are to look half worked off before a start.
-    pub fn store_used_index(&self, index: u16) {
-        self.place.used.u16_at(2).store(index.to_le(), Release);
-    }
-
-    /// Writes avail_event, which is the device's: for rings that are to look stale before a start.
-    pub fn store_avail_event(&self, index: u16) {
-        self.place.avail_event_cell().store(index.to_le(), Release);
-    }
-
-    /// avail.idx as it stands in memory.
-    #[must_use]
-    pub fn avail_index(&self) -> u16 {
-        self.place.avail_index()
-    }
-
-    /// used.idx as it stands in memory.
-    #[must_use]
-    pub fn used_index(&self) -> u16 {
-        self.place.used_index()
-    }
-
-    /// Guest physical addresses of descriptor table, avail ring and used ring.
-    #[must_use]
-    pub fn addresses(&self) -> [u64; 3] {
-        let place = &self.place;
-        [&place.table, &place.avail, &place.used].map(Area::address)
-    }
-
-    /// A duplicate of the kick eventfd, to write to it or to see who did.
-    ///
-    /// # Errors
-    /// No descriptor left.
-    pub fn kick_fd(&self) -> io::Result<EventFd> {
-        self.place.kick.try_clone()
     }
 }

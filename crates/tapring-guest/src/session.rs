@@ -16,7 +16,7 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use crate::config::{F_PROTOCOL_FEATURES, F_VERSION_1, GuestConfig};
 use crate::error::GuestError;
 use crate::memory::{Bank, USER_BASE};
-use crate::ring::RingPlace;
+use crate::place::RingPlace;
 use crate::watchdog::Watchdog;
 
 /// Time between two attempts to connect.
