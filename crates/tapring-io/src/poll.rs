@@ -242,7 +242,8 @@ impl Polls {
         match place {
             0 => self.events.command = true,
             1 | 2 => self.events.kicks[place - 1] += 1,
-            // A deleted tap answers POLLERR at once and for ever (tun_chr_poll).
+            // A deleted tap answers POLLERR at once and for ever (tun_chr_poll). The deletion itself may look like a
+            // frame (tun_detach_all wakes with EPOLLIN); then the read finds out.
             _ if error => self.note_gone(),
             READABLE => self.events.tap_readable = true,
             _ => self.events.tap_writable = true,
