@@ -1,0 +1,112 @@
+//! What outlives sessions: the tap's workers, and the count of sessions that keeps them apart.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tapring_metrics::Gauge;
+use thiserror::Error;
+use tracing::warn;
+
+use crate::features::Offer;
+use crate::worker::command::{Command, Epoch, Reply};
+use crate::worker::handle::{WorkerError, WorkerHandle};
+
+/// A worker that did not do what it must. The device cannot go on without it.
+#[derive(Clone, Debug, Error)]
+#[error("device {device}, queue pair {pair}: {command}: {source}")]
+pub struct DeviceError {
+    device: String,
+    pair: usize,
+    command: &'static str,
+    source: WorkerError,
+}
+
+/// One network card: a tap and a worker for each queue pair.
+#[derive(Debug)]
+pub struct Device {
+    name: String,
+    workers: Vec<WorkerHandle>,
+    offer: Offer,
+    sessions: AtomicU64,
+    connected: Gauge,
+}
+
+impl Device {
+    /// A device whose workers are running, one a queue pair, in the order of the pairs.
+    pub fn new(
+        name: &str,
+        workers: Vec<WorkerHandle>,
+        max_ring_size: u16,
+        connected: Gauge,
+    ) -> Self {
+        let pairs = u16::try_from(workers.len()).unwrap_or(u16::MAX);
+        Self {
+            name: name.to_owned(),
+            workers,
+            offer: Offer::new(pairs, max_ring_size),
+            sessions: AtomicU64::new(0),
+            connected,
+        }
+    }
+
+    /// The name of the tap.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What frontends may negotiate.
+    pub const fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// A new session owns the device from here on.
+    pub(crate) fn begin(&self) -> Result<Epoch, DeviceError> {
+        let epoch = Epoch(self.sessions.fetch_add(1, Ordering::Relaxed) + 1);
+        self.tell_all(epoch, || Command::Begin)?;
+        self.connected.set(1.0);
+        Ok(epoch)
+    }
+
+    /// The session is over: nothing of it is left when this returns.
+    pub(crate) fn reset(&self, epoch: Epoch) -> Result<(), DeviceError> {
+        self.connected.set(0.0);
+        self.tell_all(epoch, || Command::Reset)
+    }
+
+    /// Sends a command to one worker and waits for its acknowledgement.
+    pub(crate) fn tell(
+        &self,
+        pair: usize,
+        epoch: Epoch,
+        command: Command,
+    ) -> Result<Reply, DeviceError> {
+        let name = command.name();
+        let worker = self.workers.get(pair).ok_or(WorkerError::Gone);
+        worker
+            .and_then(|worker| worker.call(epoch, command))
+            .map_err(|source| DeviceError {
+                device: self.name.clone(),
+                pair,
+                command: name,
+                source,
+            })
+    }
+
+    /// Sends the same command to all workers; the first that fails ends it.
+    pub(crate) fn tell_all(
+        &self,
+        epoch: Epoch,
+        command: impl Fn() -> Command,
+    ) -> Result<(), DeviceError> {
+        (0..self.workers.len()).try_for_each(|pair| self.tell(pair, epoch, command()).map(drop))
+    }
+
+    /// Ends all workers. Each has drained when this returns, or is past help.
+    pub fn exit(&self) {
+        let epoch = Epoch(self.sessions.load(Ordering::Relaxed));
+        for pair in 0..self.workers.len() {
+            if let Err(error) = self.tell(pair, epoch, Command::Exit) {
+                warn!("{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Makes the device: the tap first, then a worker for each queue pair.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tapring_io::{PollMode, PortOptions, Tap, TapError, TapOptions};
+use tapring_metrics::{Counter, DeviceMetrics, Metrics};
+use thiserror::Error;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tracing::{info, warn};
+
+use crate::device::Device;
+use crate::settings::Settings;
+use crate::worker::{SpawnError, Worker, WorkerOptions, spawn};
+
+/// How long the kernel's polling thread looks before it sleeps. Asleep it costs nothing; the kernel counts in jiffies.
+const SQPOLL_IDLE: Duration = Duration::from_millis(2);
+
+/// Why there is no device.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The tap.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// A worker.
+    #[error(transparent)]
+    Worker(#[from] SpawnError),
+    /// A queue of the tap.
+    #[error("cannot copy a queue of tap `{tap}`: {source}: raise LimitNOFILE")]
+    Queue {
+        /// The tap.
+        tap: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A device that can be served.
+#[derive(Debug)]
+pub struct Opened {
+    /// The device, ready for sessions.
+    pub device: Device,
+    /// What a worker says when it ends by itself, which none should.
+    pub ends: UnboundedReceiver<String>,
+    /// What to set to the tap's own drops right before a scrape.
+    pub tap_dropped: Counter,
+    /// Whatever must stay for as long as the device does.
+    pub keep: Keep,
+}
+
+/// The tap and the workers' threads.
+#[derive(Debug, Default)]
+pub struct Keep {
+    tap: Option<Tap>,
+    workers: Vec<Worker>,
+}
+
+impl Keep {
+    /// Waits for workers that were told to exit, then closes the tap.
+    pub fn join(self) {
+        self.workers.into_iter().for_each(Worker::join);
+        drop(self.tap);
+    }
+}
+
+/// Opens the tap and starts the workers.
+pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError> {
+    let tap = Tap::open(&TapOptions {
+        name: settings.tap.clone(),
+        queue_pairs: settings.queue_pairs,
+        create: settings.create_tap,
+    })?;
+    describe(&tap);
+    let series = metrics.device(tap.name(), settings.queue_pairs);
+    let (failed, ends) = mpsc::unbounded_channel();
+    let workers = start_workers(settings, &tap, &series, &failed)?;
+    let handles = workers.iter().map(|worker| worker.handle.clone()).collect();
+    let max = settings.max_ring_size;
+    Ok(Opened {
+        device: Device::new(tap.name(), handles, max, series.connected),
+        ends,
+        tap_dropped: series.tap_dropped,
+        keep: Keep {
+            tap: Some(tap),
+            workers,
+        },
+    })
+}
+
+fn describe(tap: &Tap) {
+    let (device, index, queues) = (tap.name(), tap.index(), tap.queue_pairs());
+    let origin = if tap.created() { "created" } else { "opened" };
+    info!(device, index, queues, "tap {origin}");
+    if matches!(tap.is_up(), Ok(false)) {
+        warn!(
+            device,
+            "the tap is down, frames are dropped: bring it up with `ip link set {device} up`"
+        );
+    }
+}
+
+fn start_workers(
+    settings: &Settings,
+    tap: &Tap,
+    series: &DeviceMetrics,
+    failed: &UnboundedSender<String>,
+) -> Result<Vec<Worker>, OpenError> {
+    let mut workers: Vec<Worker> = Vec::new();
+    for (pair, metrics) in (0..settings.queue_pairs).zip(&series.pairs) {
+        let first = workers.first().map(|worker| worker.ring.try_clone());
+        let attach = first
+            .transpose()
+            .map_err(|source| queue_error(tap, source))?;
+        let queue = tap
+            .try_clone_queue(pair)
+            .map_err(|source| queue_error(tap, source))?;
+        let failed = failed.clone();
+        let device = tap.name().to_owned();
+        workers.push(spawn(WorkerOptions {
+            device: device.clone(),
+            pair,
+            tap: queue,
+            port: PortOptions {
+                poll: poll_mode(settings, attach),
+                ..PortOptions::default()
+            },
+            cpu: settings.worker_cpu(pair),
+            metrics: metrics.clone(),
+            failed: Box::new(move |reason| {
+                // Nobody listens any more when the daemon is ending.
+                let _ = failed.send(format!("worker of {device}, queue pair {pair}: {reason}"));
+            }),
+        })?);
+    }
+    Ok(workers)
+}
+
+/// All workers share the polling thread of the first one.
+fn poll_mode(settings: &Settings, attach: Option<OwnedFd>) -> PollMode {
+    if !settings.polls_in_kernel() {
+        return PollMode::Inline;
+    }
+    PollMode::Sqpoll {
+        cpu: settings.sqpoll_cpu,
+        attach,
+        idle: SQPOLL_IDLE,
+    }
+}
+
+fn queue_error(tap: &Tap, source: io::Error) -> OpenError {
+    OpenError::Queue {
+        tap: tap.name().to_owned(),
+        source,
+    }
+}

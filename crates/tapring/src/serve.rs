@@ -1,0 +1,159 @@
+//! The daemon from start to end.
+//!
+//! Start: what can fail without leaving a trace comes first.
+//! 1. The settings, as a whole. 2. io_uring for the control thread. 3. Signals. 4. The metrics address. 5. The socket.
+//! 6. The tap and its workers. 7. Frontends are accepted.
+//!
+//! End, at SIGTERM: the socket's file goes, the session is cut and drains, the workers drain and end, the tap is closed.
+
+use std::future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tapring_metrics::{BindError, Endpoint, Metrics};
+use thiserror::Error;
+use tokio::net::UnixListener;
+use tokio::sync::oneshot;
+use tracing::info;
+
+use crate::device::Device;
+use crate::open::{Keep, OpenError, Opened, open};
+use crate::settings::{Settings, SettingsError};
+use crate::socket::{ListenSocket, SocketError};
+use crate::supervisor::{ServeError, Supervisor};
+use crate::tap_drops;
+
+/// Draining takes microseconds. What takes longer than this is stuck, and the process ends without it.
+const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
+
+/// Why the daemon did not start, or did not go on.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// What was asked for contradicts itself or the machine.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// io_uring is missing or forbidden.
+    #[error(
+        "cannot make an io_uring: {0}: use Linux 6.1 or later and allow it (sysctl kernel.io_uring_disabled, seccomp)"
+    )]
+    NoUring(#[source] io::Error),
+    /// The metrics address.
+    #[error(transparent)]
+    Metrics(#[from] BindError),
+    /// The socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The socket could not be watched.
+    #[error("cannot accept frontends: {0}: raise LimitNOFILE")]
+    Accept(#[source] io::Error),
+    /// The tap or a worker.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The signals.
+    #[error("cannot catch signals: {0}: this is a limit of the system")]
+    Signals(#[source] io::Error),
+    /// The device.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The end took too long.
+    #[error("did not drain within {} ms: something is stuck; the process ends all the same", DRAIN_LIMIT.as_millis())]
+    NotDrained,
+}
+
+/// Serves until `stop` resolves; its error is one of catching signals.
+pub fn serve(settings: &Settings, stop: impl Future<Output = io::Result<()>>) -> Result<(), Error> {
+    serve_device(settings, open, stop)
+}
+
+/// The same with a device made in another way.
+pub fn serve_device(
+    settings: &Settings,
+    open: impl FnOnce(&Settings, &Metrics) -> Result<Opened, OpenError>,
+    stop: impl Future<Output = io::Result<()>>,
+) -> Result<(), Error> {
+    settings.check()?;
+    let runtime = tokio_uring::Runtime::new(&tokio_uring::builder()).map_err(Error::NoUring)?;
+    runtime.block_on(run(settings, open, stop))
+}
+
+async fn run(
+    settings: &Settings,
+    open: impl FnOnce(&Settings, &Metrics) -> Result<Opened, OpenError>,
+    stop: impl Future<Output = io::Result<()>>,
+) -> Result<(), Error> {
+    let mut stop = Box::pin(stop);
+    if already(&mut stop).await.map_err(Error::Signals)? {
+        return Ok(());
+    }
+    let endpoint = settings.metrics.map(Endpoint::bind).transpose()?;
+    let socket = ListenSocket::bind(&settings.socket)?;
+    let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
+    let Opened {
+        device,
+        ends,
+        tap_dropped,
+        keep,
+    } = open(settings, &metrics)?;
+    let device = Arc::new(device);
+    if let Some(endpoint) = endpoint {
+        info!("metrics at http://{}/metrics", endpoint.address());
+        let name = device.name().to_owned();
+        tokio_uring::spawn(endpoint.serve(move || {
+            if let Some(dropped) = tap_drops::read(&name) {
+                tap_dropped.absolute(dropped);
+            }
+            metrics.render()
+        }));
+    }
+    let listener = listener(&socket).map_err(Error::Accept)?;
+    announce(settings, &device);
+    let mut supervisor = Supervisor::new(Arc::clone(&device), listener, settings.queue_num, ends);
+    let served = supervisor.run(stop).await;
+    drop(socket);
+    served?.map_err(Error::Signals)?;
+    let drained = tokio::time::timeout(DRAIN_LIMIT, drain(supervisor, device, keep)).await;
+    drained.map_err(|_| Error::NotDrained)??;
+    info!("stopped");
+    Ok(())
+}
+
+/// Polls `stop` once, which catches signals from now on.
+async fn already(stop: &mut Pin<Box<impl Future<Output = io::Result<()>>>>) -> io::Result<bool> {
+    tokio::select! {
+        biased;
+        stopped = stop => stopped.map(|()| true),
+        () = future::ready(()) => Ok(false),
+    }
+}
+
+fn listener(socket: &ListenSocket) -> io::Result<UnixListener> {
+    UnixListener::from_std(socket.listener()?)
+}
+
+fn announce(settings: &Settings, device: &Device) {
+    info!(
+        device = device.name(),
+        queue_pairs = settings.queue_pairs,
+        "version {} listens on {}",
+        env!("CARGO_PKG_VERSION"),
+        settings.socket.path.display()
+    );
+}
+
+async fn drain(supervisor: Supervisor, device: Arc<Device>, keep: Keep) -> Result<(), Error> {
+    supervisor.end_session().await?;
+    // Waiting for threads would keep this one from seeing a second signal.
+    let (done, ended) = oneshot::channel();
+    thread::spawn(move || {
+        device.exit();
+        keep.join();
+        // Nobody listens any more if this took too long.
+        let _ = done.send(());
+    });
+    // The sender goes without a word only in a panic, and then there is nothing left to wait for.
+    let _ = ended.await;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! What the daemon was told, checked as a whole.
+
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+use crate::cpus;
+use crate::features::QueueNum;
+use crate::socket::SocketOptions;
+
+/// Queue pairs a device may have: the rings of one must fit the 64 the crates count.
+pub const MAX_QUEUE_PAIRS: u16 = 32;
+
+/// Who moves the frames between the ring and the tap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Poll {
+    /// sqpoll if --sqpoll-cpu is given, else inline.
+    #[default]
+    Auto,
+    /// The worker itself, in its system call.
+    Inline,
+    /// A kernel thread that watches the submission queue.
+    Sqpoll,
+}
+
+/// Everything `serve` needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where frontends connect.
+    pub socket: SocketOptions,
+    /// The name of the tap.
+    pub tap: String,
+    /// Make the tap if there is none.
+    pub create_tap: bool,
+    /// Queue pairs, each with a worker.
+    pub queue_pairs: u16,
+    /// The largest ring a frontend may ask for, in descriptors.
+    pub max_ring_size: u16,
+    /// Who moves the frames.
+    pub poll: Poll,
+    /// Where the kernel's polling thread runs.
+    pub sqpoll_cpu: Option<u32>,
+    /// Where workers run: pair n on the n-th of them, starting over at the end. Empty: anywhere.
+    pub worker_cpus: Vec<u32>,
+    /// The unit of GET_QUEUE_NUM.
+    pub queue_num: QueueNum,
+    /// Where /metrics is served.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Settings that cannot be meant together, or not on this machine.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SettingsError {
+    /// A CPU that is not there.
+    #[error("{option}: CPU {cpu} is not online: this machine has {online}")]
+    NoSuchCpu {
+        /// The option it was given with.
+        option: &'static str,
+        /// The CPU.
+        cpu: u32,
+        /// The CPUs there are.
+        online: String,
+    },
+    /// A polling thread was placed and forbidden at once.
+    #[error("--sqpoll-cpu: --poll inline has no polling thread: leave out one of them")]
+    NoPollingThread,
+}
+
+impl Settings {
+    /// Checks what no single option can be checked for.
+    pub fn check(&self) -> Result<(), SettingsError> {
+        if self.poll == Poll::Inline && self.sqpoll_cpu.is_some() {
+            return Err(SettingsError::NoPollingThread);
+        }
+        let Some(online) = cpus::online() else {
+            return Ok(());
+        };
+        let sqpoll = self.sqpoll_cpu.iter().map(|cpu| ("--sqpoll-cpu", *cpu));
+        let workers = self.worker_cpus.iter().map(|cpu| ("--worker-cpus", *cpu));
+        match sqpoll.chain(workers).find(|(_, cpu)| !online.contains(cpu)) {
+            Some((option, cpu)) => Err(SettingsError::NoSuchCpu {
+                option,
+                cpu,
+                online: shown(&online),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a kernel thread polls.
+    pub const fn polls_in_kernel(&self) -> bool {
+        match self.poll {
+            Poll::Auto => self.sqpoll_cpu.is_some(),
+            Poll::Inline => false,
+            Poll::Sqpoll => true,
+        }
+    }
+
+    /// The CPU of a pair's worker.
+    pub fn worker_cpu(&self, pair: u16) -> Option<u32> {
+        let count = self.worker_cpus.len();
+        let position = usize::from(pair).checked_rem(count)?;
+        self.worker_cpus.get(position).copied()
+    }
+}
+
+fn shown(cpus: &[u32]) -> String {
+    let words: Vec<_> = cpus.iter().map(u32::to_string).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            socket: SocketOptions {
+                path: "/tmp/t.sock".into(),
+                mode: 0o600,
+                group: None,
+            },
+            tap: "t0".into(),
+            create_tap: false,
+            queue_pairs: 1,
+            max_ring_size: 1024,
+            poll: Poll::Auto,
+            sqpoll_cpu: None,
+            worker_cpus: vec![],
+            queue_num: QueueNum::Auto,
+            metrics: None,
+        }
+    }
+
+    #[test]
+    fn auto_means_sqpoll_exactly_when_it_has_a_cpu() {
+        assert!(!settings().polls_in_kernel());
+        let placed = Settings {
+            sqpoll_cpu: Some(0),
+            ..settings()
+        };
+        assert_eq!(placed.check(), Ok(()));
+        assert!(placed.polls_in_kernel());
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let inline = Settings {
+            poll: Poll::Inline,
+            sqpoll_cpu: Some(0),
+            ..settings()
+        };
+        assert_eq!(inline.check(), Err(SettingsError::NoPollingThread));
+    }
+
+    #[test]
+    fn a_cpu_must_be_there() {
+        let far = Settings {
+            worker_cpus: vec![0, 8000],
+            ..settings()
+        };
+        let error = far.check().expect_err("no machine of ours has that many");
+        assert!(
+            error
+                .to_string()
+                .starts_with("--worker-cpus: CPU 8000 is not online")
+        );
+    }
+
+    #[test]
+    fn workers_take_turns_on_the_cpus_given() {
+        assert_eq!(settings().worker_cpu(3), None);
+        let two = Settings {
+            worker_cpus: vec![4, 6],
+            ..settings()
+        };
+        let cpus: Vec<_> = (0..3).map(|pair| two.worker_cpu(pair)).collect();
+        assert_eq!(cpus, [Some(4), Some(6), Some(4)]);
+    }
+}
