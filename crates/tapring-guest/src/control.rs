@@ -1,5 +1,6 @@
 //! What a VMM does to a running device, for tests: enable, stop, restart, new memory, features again, reboot.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use vhost::vhost_user::Frontend;
@@ -175,6 +176,12 @@ impl Guest {
         exchange: impl FnOnce(&mut Frontend) -> vhost::Result<T>,
     ) -> Result<T, GuestError> {
         self.session()?.ask(message, None, exchange)
+    }
+
+    /// The socket, to send what is no proper message or to close half of it; none if not connected.
+    #[must_use]
+    pub fn stream(&self) -> Option<&UnixStream> {
+        Some(self.session.as_ref()?.stream())
     }
 
     fn has_slots(&mut self) -> Result<bool, GuestError> {

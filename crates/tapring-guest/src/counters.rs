@@ -3,7 +3,7 @@
 /// Counters of one virtqueue since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Frames sent back as used (TX) or received (RX).
+    /// Frames made available (TX) or received (RX).
     pub frames: u64,
     /// Their bytes, without the virtio-net header.
     pub bytes: u64,

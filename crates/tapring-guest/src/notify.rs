@@ -222,3 +222,40 @@ impl CallWait {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::need_event;
+
+    /// The definition, one index at a time: was `event` among the indices that `old` passed on its way to `new`?
+    fn passed(event: u16, new: u16, old: u16) -> bool {
+        let mut index = old;
+        while index != new {
+            if index == event {
+                return true;
+            }
+            index = index.wrapping_add(1);
+        }
+        false
+    }
+
+    #[test]
+    fn an_event_is_needed_exactly_when_it_was_passed() {
+        for old in [0, 1, 255, 32_766, 32_768, 65_530, 65_535_u16] {
+            for (step, near) in (0..9u16).flat_map(|step| (0..24u16).map(move |near| (step, near)))
+            {
+                let new = old.wrapping_add(step);
+                for event in [
+                    old.wrapping_add(near).wrapping_sub(12),
+                    near.wrapping_mul(2731),
+                ] {
+                    assert_eq!(
+                        need_event(event, new, old),
+                        passed(event, new, old),
+                        "{event} {new} {old}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -5,6 +5,7 @@
 //! rings; ADDR, BASE, CALL, KICK ring by ring; then SET_VRING_ENABLE for all.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -187,6 +188,11 @@ impl Session {
         poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
+    /// The socket, for bytes that are no proper message.
+    pub(crate) const fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
     fn negotiate(&mut self, rings: u64) -> Result<(), GuestError> {
         self.ask("SET_OWNER", None, |frontend| frontend.set_owner())?;
         self.offered = self.ask("GET_FEATURES", None, |frontend| frontend.get_features())?;
@@ -227,6 +233,13 @@ impl Session {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Session {
+    /// Hangs up now, and not when the watchdog's thread has let go of its descriptor too.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

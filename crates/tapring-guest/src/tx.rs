@@ -48,7 +48,9 @@ pub enum TransmitError {
 }
 
 impl TxQueue {
-    pub(crate) const fn new(chains: Chains) -> Self {
+    /// Calls are off until somebody waits, as `start_xmit` leaves them.
+    pub(crate) fn new(mut chains: Chains) -> Self {
+        chains.ring.disable_calls();
         Self {
             chains,
             prepared: Vec::new(),

@@ -393,3 +393,22 @@ fn a_backend_that_does_not_answer_is_cut_off() {
     );
     double.state().mute = false;
 }
+
+#[test]
+fn a_hang_up_is_noticed_by_both() {
+    let double = Double::start(ALL, 1);
+    let guest = connect(&double, |_| ());
+    let mut other = connect(&Double::start(ALL, 1), |_| ());
+    assert!(guest.is_connected() && other.is_connected());
+    // An unknown request ends the session on the backend's side.
+    let mut stream = other.stream().unwrap();
+    std::io::Write::write_all(&mut stream, &[0xff; 12]).unwrap();
+    assert!(matches!(
+        other.set_enable(0, false),
+        Err(GuestError::Message { .. })
+    ));
+    assert!(!other.is_connected());
+    drop(guest);
+    // The next session is served once the first is over.
+    connect(&double, |_| ());
+}
