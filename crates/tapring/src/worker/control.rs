@@ -171,7 +171,5 @@ impl DataPath {
 /// The frontend adapter refuses anything but eventfds; should one come all the same, the ring
 /// goes without.
 fn eventfd(fd: OwnedFd) -> Option<CallFd> {
-    CallFd::new(fd)
-        .inspect_err(|error| warn!("{error}"))
-        .ok()
+    CallFd::new(fd).inspect_err(|error| warn!("{error}")).ok()
 }

@@ -82,7 +82,12 @@ impl Counters {
         self.metrics.tx.dropped[reason as usize].increment(1);
         if let Some(more) = LOSS_LINES.pass() {
             let (device, queue) = (&self.device, self.pair);
-            warn!(device, queue, ?outcome, "a frame of the guest was dropped: is the tap up?{more}");
+            warn!(
+                device,
+                queue,
+                ?outcome,
+                "a frame of the guest was dropped: is the tap up?{more}"
+            );
         }
         queue::TxOutcome::Dropped
     }
@@ -186,12 +191,24 @@ mod tests {
         assert_eq!(Requeue::NAMES, table::REQUEUE_REASONS);
         assert_eq!(Block::NAMES, table::BLOCKED_REASONS);
         assert_eq!(State::NAMES, table::RING_STATES);
-        assert_eq!(table::RX_DROP_REASONS[RxDrop::TooLarge as usize], "too_large");
+        assert_eq!(
+            table::RX_DROP_REASONS[RxDrop::TooLarge as usize],
+            "too_large"
+        );
         assert_eq!(table::RX_DROP_REASONS[RxDrop::Cut as usize], "cut");
-        assert_eq!(table::RX_DROP_REASONS[RxDrop::SessionEnd as usize], "session_end");
-        assert_eq!(table::RX_DROP_REASONS[RxDrop::TapError as usize], "tap_error");
+        assert_eq!(
+            table::RX_DROP_REASONS[RxDrop::SessionEnd as usize],
+            "session_end"
+        );
+        assert_eq!(
+            table::RX_DROP_REASONS[RxDrop::TapError as usize],
+            "tap_error"
+        );
         assert_eq!(table::TX_DROP_REASONS[TxDrop::TapDown as usize], "tap_down");
-        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapRefused as usize], "tap_refused");
+        assert_eq!(
+            table::TX_DROP_REASONS[TxDrop::TapRefused as usize],
+            "tap_refused"
+        );
         assert_eq!(table::TX_DROP_REASONS[TxDrop::TapGone as usize], "tap_gone");
     }
 }

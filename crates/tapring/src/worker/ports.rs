@@ -18,9 +18,10 @@ impl TxSink for Batch<'_> {
     fn push(&mut self, frame: &TxFrame<'_>) -> bool {
         let total = HEADER_BYTES + frame.bytes();
         match frame.parts() {
-            Some(parts) if total > COPY_BYTES => {
-                self.0.tx_gather(frame.header(), parts.iter().copied()).is_ok()
-            }
+            Some(parts) if total > COPY_BYTES => self
+                .0
+                .tx_gather(frame.header(), parts.iter().copied())
+                .is_ok(),
             _ => self.copy(frame, total),
         }
     }

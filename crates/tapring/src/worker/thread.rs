@@ -66,7 +66,9 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// It cannot run where it was told to.
-    #[error("cannot run the worker of queue pair {pair} on CPU {cpu}: {source}: choose other --worker-cpus")]
+    #[error(
+        "cannot run the worker of queue pair {pair} on CPU {cpu}: {source}: choose other --worker-cpus"
+    )]
     Cpu {
         /// The queue pair.
         pair: u16,
@@ -123,7 +125,12 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<(DataPath, Owned
     let ring = port
         .ring_fd()
         .map_err(|source| SpawnError::Thread { pair, source })?;
-    info!(device = options.device, queue = pair, "worker: {}", port.describe());
+    info!(
+        device = options.device,
+        queue = pair,
+        "worker: {}",
+        port.describe()
+    );
     let counters = Counters::new(&options.device, pair, options.metrics);
     Ok((DataPath::new(port, counters), ring))
 }

@@ -126,7 +126,9 @@ impl DataPath {
         }
         if self.rings.rx.deadline().is_some() {
             let now = Instant::now();
-            self.rings.rx.on_timer(memory, &mut Held(&mut self.port), now);
+            self.rings
+                .rx
+                .on_timer(memory, &mut Held(&mut self.port), now);
         }
         let held = self.port.rx_held();
         let room = self.deliver(memory);
