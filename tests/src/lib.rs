@@ -1,1 +1,46 @@
-//! tapring's tests.
+//! What the end-to-end tests in `tests/` are made of.
+//!
+//! A test here is a *scenario*: it says by name what it needs of the machine, gets a network namespace of its own, and in it
+//! meets the daemon as users do, through its command line, its socket, its tap, and `/metrics`:
+//!
+//! ```text
+//!   scenario thread (own network namespace)
+//!     ├─ tap t0 ───── ip, UDP and TCP peers, a DHCP server: the host's side
+//!     ├─ Daemon ───── target/release/tapring serve --tap t0 --socket-path S
+//!     └─ a frontend ─ QEMU with a Linux guest or iPXE, DPDK's testpmd, or the guest in software
+//! ```
+//!
+//! 1. [`scenario`] checks the needs; what this machine cannot do is a loud, recorded `SKIP`, never a silent pass.
+//! 2. [`Net::enter`] moves the scenario's thread, and all it starts, into a namespace that ends with it.
+//! 3. [`Daemon`] and the frontends are [`Process`]es: their output is kept, waiting for them is bounded, and they are
+//!    killed when dropped and when the test dies.
+//!
+//! Nothing here waits for a fixed time and hopes: every wait is for an event and has a generous limit.
+//! The crate knows the daemon by its interfaces only and shares no code with it.
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod dhcp;
+mod files;
+mod guest;
+mod initramfs;
+mod metrics;
+mod net;
+mod process;
+mod scenario;
+mod testpmd;
+mod threads;
+mod transfer;
+
+pub use daemon::{Daemon, DaemonOptions, METRICS, refused};
+pub use dhcp::{DhcpServer, Exchange};
+pub use files::{Kernel, daemon_binary, workspace};
+pub use guest::{Firmware, LinuxGuest, Report};
+pub use initramfs::Initramfs;
+pub use metrics::Scrape;
+pub use net::{Counters, Net};
+pub use process::{Finished, Process, until};
+pub use scenario::{Need, scenario};
+pub use testpmd::{PortCounts, TestPmd};
+pub use threads::{ThreadWatch, ThreadsSeen};
+pub use transfer::{Digest, Sink, Source, random_bytes};
