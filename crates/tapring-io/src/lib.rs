@@ -40,6 +40,7 @@
 mod arena;
 mod call;
 mod guest;
+pub mod limit;
 mod mapping;
 mod poll;
 mod port;

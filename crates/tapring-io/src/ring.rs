@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{Builder, CompletionQueue, IoUring, squeue};
+use io_uring::{Builder, CompletionQueue, IoUring, SubmissionQueue, squeue};
 
 use crate::port::PortError;
 
@@ -49,6 +49,19 @@ pub(crate) enum Submitted {
     TimedOut,
     /// EBUSY or EAGAIN: nothing was taken; reap, then try again.
     Stalled,
+}
+
+/// Places in the submission queue, got from [`Ring::room`].
+pub(crate) struct Room<'a>(SubmissionQueue<'a>);
+
+impl Room<'_> {
+    /// Fills one place. More than were asked for are not taken.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: who called `Ring::room` promised it for every entry that comes here.
+        let pushed = unsafe { self.0.push(entry) };
+        debug_assert!(pushed.is_ok(), "more entries than were asked for");
+    }
 }
 
 #[allow(missing_debug_implementations)] // IoUring has none
@@ -126,34 +139,45 @@ impl Ring {
         count: usize,
         entries: impl Iterator<Item = squeue::Entry>,
     ) -> io::Result<()> {
-        let mut queue = self.ring.submission();
-        if queue.capacity() - queue.len() < count {
-            drop(queue);
-            self.make_room(count)?;
-            queue = self.ring.submission();
-        }
-        for entry in entries.take(count) {
-            // SAFETY: the caller's promise is the one asked for. There is room, so that this does not fail.
-            let _ = unsafe { queue.push(&entry) };
-        }
+        // SAFETY: the caller's promise is the one asked for.
+        let mut room = unsafe { self.room(count) }?;
+        entries.take(count).for_each(|entry| room.push(&entry));
         Ok(())
+    }
+
+    /// Room for `count` entries, which the kernel gets to see together when it is dropped.
+    ///
+    /// The data path pushes each entry where it builds it: one that travels through an iterator is put together on the
+    /// stack first, and the copy from there waits for the stores (8 ns a frame).
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push), for every entry that is pushed to it.
+    #[inline]
+    pub(crate) unsafe fn room(&mut self, count: usize) -> io::Result<Room<'_>> {
+        if !self.has_room(count) {
+            self.make_room(count)?;
+        }
+        Ok(Room(self.ring.submission()))
     }
 
     /// Waits until `entries` more fit. Not reached with the present sizes: all that can be pushed at once fits.
     #[cold]
     fn make_room(&mut self, entries: usize) -> io::Result<()> {
-        loop {
-            let queue = self.ring.submission();
-            if queue.capacity() - queue.len() >= entries {
-                return Ok(());
-            }
-            drop(queue);
-            if self.is_sqpoll() {
-                self.ring.submitter().squeue_wait()
+        while !self.has_room(entries) {
+            let submitter = self.ring.submitter();
+            if self.flavour == Flavour::Sqpoll {
+                submitter.squeue_wait()
             } else {
-                self.ring.submit()
+                submitter.submit()
             }?;
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn has_room(&mut self, entries: usize) -> bool {
+        let queue = self.ring.submission();
+        queue.capacity() - queue.len() >= entries
     }
 
     /// Whether an enter would do anything: entries to take, deferred work to run, completions parked by the kernel.
@@ -280,4 +304,40 @@ fn sqpoll(
     builder
         .build(SQ_ENTRIES)
         .map_err(|source| PortError::Sqpoll { source })
+}
+
+#[cfg(test)]
+mod tests {
+    use io_uring::opcode;
+
+    use super::*;
+
+    #[test]
+    fn completions_beyond_the_queue_are_parked_and_all_delivered() {
+        let mut ring = Ring::new(PollMode::Inline).unwrap();
+        let total = 2 * CQ_ENTRIES as usize;
+        let mut seen = 0;
+        for _ in 0..total {
+            // SAFETY: a NOP points to nothing. (The queue holds fewer than these: `push` makes room by submitting.)
+            unsafe { ring.push_one(opcode::Nop::new().build()) }.unwrap();
+        }
+        while seen < total {
+            assert!(
+                ring.needs_enter() || ring.has_news(),
+                "{seen} seen and nothing to enter for"
+            );
+            ring.submit(0, None).unwrap();
+            seen += ring.completions().count();
+        }
+        assert_eq!(seen, total);
+        assert!(ring.overflows > 0);
+        assert!(!ring.needs_enter());
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_time() {
+        let mut ring = Ring::new(PollMode::Inline).unwrap();
+        let ended = ring.submit(1, Some(Duration::from_millis(2))).unwrap();
+        assert_eq!(ended, Submitted::TimedOut);
+    }
 }

@@ -185,24 +185,28 @@ impl Slots {
         frames
     }
 
-    /// One read of the batch, into the next free slot. Whoever gets an entry must push it.
+    /// Gives the entries of `frames` reads into the next free slots to `push`, in order.
     #[inline]
-    pub(crate) fn next_read(&mut self, registered: bool) -> Option<squeue::Entry> {
-        let slot = self.free.pop()?;
-        self.in_flight += 1;
-        let start = self
-            .mapping
-            .address(usize::from(slot) * self.stride, self.bytes as usize);
-        let entry = if registered {
-            opcode::ReadFixed::new(TAP_FILE, start, self.bytes, SLOT_BUFFER)
-                .rw_flags(libc::RWF_NOWAIT)
-                .build()
-        } else {
-            opcode::Read::new(TAP_FILE, start, self.bytes)
-                .rw_flags(libc::RWF_NOWAIT)
-                .build()
-        };
-        Some(entry.user_data(Token::new(Kind::Rx, slot, self.generation).raw()))
+    pub(crate) fn each_read(
+        &mut self,
+        frames: usize,
+        registered: bool,
+        mut push: impl FnMut(&squeue::Entry),
+    ) {
+        for _ in 0..frames {
+            let Some(slot) = self.free.pop() else { return };
+            self.in_flight += 1;
+            let offset = usize::from(slot) * self.stride;
+            let start = self.mapping.address(offset, self.bytes as usize);
+            let token = Token::new(Kind::Rx, slot, self.generation).raw();
+            if registered {
+                let read = opcode::ReadFixed::new(TAP_FILE, start, self.bytes, SLOT_BUFFER);
+                push(&read.rw_flags(libc::RWF_NOWAIT).build().user_data(token));
+            } else {
+                let read = opcode::Read::new(TAP_FILE, start, self.bytes);
+                push(&read.rw_flags(libc::RWF_NOWAIT).build().user_data(token));
+            }
+        }
     }
 
     /// A read of the ring completed.
@@ -307,8 +311,12 @@ const fn stride(bytes: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn token_of(entry: &squeue::Entry) -> Token {
-        Token::from_raw(entry.get_user_data())
+    fn tokens(slots: &mut Slots, frames: usize) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        slots.each_read(frames, true, |entry| {
+            tokens.push(Token::from_raw(entry.get_user_data()));
+        });
+        tokens
     }
 
     #[test]
@@ -326,9 +334,7 @@ mod tests {
     fn frames_are_held_in_order_of_completion() {
         let mut slots = Slots::new(2048).unwrap();
         assert_eq!(slots.start(3), 3);
-        let tokens: Vec<_> = (0..3)
-            .map(|_| token_of(&slots.next_read(true).unwrap()))
-            .collect();
+        let tokens = tokens(&mut slots, 3);
 
         slots.complete(tokens[2], 100);
         assert_eq!(slots.take_batch(), None);
@@ -369,7 +375,7 @@ mod tests {
             slots.read_with(|_| Ok(50));
         }
         assert_eq!(slots.start(64), 4);
-        let token = token_of(&slots.next_read(false).unwrap());
+        let token = tokens(&mut slots, 1)[0];
         assert_eq!(slots.start(1), 0);
         slots.complete(token, -libc::EBADFD);
         assert_eq!(slots.take_batch().unwrap().fault, Some(TapFault::Gone));

@@ -289,19 +289,36 @@ impl TxBatch {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// The entries of the present submission. All of them must be pushed, in this order.
+    /// Gives every entry of the present submission to `push`, in order.
     #[inline]
-    pub(crate) fn entries(&self) -> impl Iterator<Item = squeue::Entry> {
-        (self.first..self.len).map(|index| self.entry(index))
+    pub(crate) fn each_entry(&self, mut push: impl FnMut(&squeue::Entry)) {
+        for index in self.first..self.len {
+            let frame = self.frames[index];
+            if self.registered && !frame.gathered {
+                let address = self
+                    .arena
+                    .mapping()
+                    .address(frame.start, frame.count as usize);
+                let write = opcode::WriteFixed::new(TAP_FILE, address, frame.count, ARENA_BUFFER);
+                let write = write.rw_flags(libc::RWF_NOWAIT).build();
+                push(
+                    &write
+                        .flags(self.link(index))
+                        .user_data(self.token(index).raw()),
+                );
+            } else {
+                push(&self.slower_entry(index));
+            }
+        }
     }
 
-    #[inline]
-    #[allow(clippy::cast_possible_truncation)] // a batch has 64 frames
-    fn entry(&self, index: usize) -> squeue::Entry {
+    /// The entry of a frame that is gathered, or copied into an arena that is not registered.
+    #[inline(never)]
+    fn slower_entry(&self, index: usize) -> squeue::Entry {
         let frame = self.frames[index];
         let entry = if frame.gathered {
-            let iovecs = &self.iovecs[frame.start..];
-            opcode::Writev::new(TAP_FILE, iovecs.as_ptr(), frame.count)
+            let iovecs = self.iovecs[frame.start..].as_ptr();
+            opcode::Writev::new(TAP_FILE, iovecs, frame.count)
                 .rw_flags(libc::RWF_NOWAIT)
                 .build()
         } else {
@@ -309,22 +326,29 @@ impl TxBatch {
                 .arena
                 .mapping()
                 .address(frame.start, frame.count as usize);
-            if self.registered {
-                let write = opcode::WriteFixed::new(TAP_FILE, address, frame.count, ARENA_BUFFER);
-                write.rw_flags(libc::RWF_NOWAIT).build()
-            } else {
-                opcode::Write::new(TAP_FILE, address, frame.count)
-                    .rw_flags(libc::RWF_NOWAIT)
-                    .build()
-            }
+            opcode::Write::new(TAP_FILE, address, frame.count)
+                .rw_flags(libc::RWF_NOWAIT)
+                .build()
         };
-        let entry = entry.user_data(Token::new(Kind::Tx, index as u8, self.generation).raw());
-        // The last one is not linked: what other parties push next is no business of this chain.
+        entry
+            .flags(self.link(index))
+            .user_data(self.token(index).raw())
+    }
+
+    /// The last one is not linked: what other parties push next is no business of this chain.
+    #[inline]
+    const fn link(&self, index: usize) -> squeue::Flags {
         if self.linked && index + 1 < self.len {
-            entry.flags(squeue::Flags::IO_LINK)
+            squeue::Flags::IO_LINK
         } else {
-            entry
+            squeue::Flags::empty()
         }
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // a batch has 64 frames
+    const fn token(&self, index: usize) -> Token {
+        Token::new(Kind::Tx, index as u8, self.generation)
     }
 
     /// A write completed.
@@ -367,7 +391,7 @@ impl TxBatch {
         self.state = State::Done;
     }
 
-    /// Whether a refused frame broke the chain, so that [`entries`](Self::entries) has to be pushed again. Said once.
+    /// Whether a refused frame broke the chain, so that [`each_entry`](Self::each_entry) has to be pushed again. Said once.
     #[inline]
     pub(crate) const fn take_resubmission(&mut self) -> bool {
         std::mem::replace(&mut self.resubmit, false)

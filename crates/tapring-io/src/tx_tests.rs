@@ -15,10 +15,9 @@ fn batch_of(frames: usize, finite: bool) -> (TxBatch, Vec<Token>) {
 }
 
 fn tokens_of(batch: &TxBatch) -> Vec<Token> {
-    batch
-        .entries()
-        .map(|entry| Token::from_raw(entry.get_user_data()))
-        .collect()
+    let mut tokens = Vec::new();
+    batch.each_entry(|entry| tokens.push(Token::from_raw(entry.get_user_data())));
+    tokens
 }
 
 fn complete(batch: &mut TxBatch, tokens: &[Token], results: &[i32]) {

@@ -75,13 +75,14 @@ impl Port {
             self.read_now(frames);
             return frames;
         }
-        let (rx, registered) = (&mut self.rx, self.registered);
-        let entries = (0..frames).filter_map(|_| rx.next_read(registered));
         // SAFETY: each entry points into a slot that was free and is in flight now: it is neither shown nor given out
         // before its completion, and `Drop` waits for that or leaks the slots.
-        let pushed = unsafe { self.ring.push(frames, entries) };
+        let pushed = unsafe { self.ring.room(frames) }.map(|mut room| {
+            self.rx
+                .each_read(frames, self.registered, |entry| room.push(entry));
+        });
         if pushed.is_err() {
-            // No room, and none to be made: `entries` was not touched, so that no slot is in flight.
+            // No room, and no way to make any.
             self.read_now(frames);
         }
         frames

@@ -59,9 +59,10 @@ impl Port {
         // SAFETY: the entries point into the arena, the iovecs and, through these, the guest's memory. The batch
         // leaves the first two alone while it is in flight, `set_memory` is refused meanwhile, and `Drop` waits for
         // the completions or leaks all three.
-        if unsafe { self.ring.push(self.tx.in_flight(), self.tx.entries()) }.is_err() {
-            // The ring took none of them: there was no room, and no way to make any.
-            self.tx.write_now(self.tap.as_fd());
+        match unsafe { self.ring.room(self.tx.in_flight()) } {
+            Ok(mut room) => self.tx.each_entry(|entry| room.push(entry)),
+            // No room, and no way to make any.
+            Err(_) => self.tx.write_now(self.tap.as_fd()),
         }
     }
 
