@@ -6,6 +6,7 @@
 //! ```
 //! All three are native-endian u32 (vhost-user, "Message Specification").
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 
 use thiserror::Error;
@@ -136,6 +137,24 @@ impl Message {
             body,
             descriptors: Vec::new(),
         }
+    }
+}
+
+/// For debugging: the request, whether it wants an answer, the first bytes, how many descriptors.
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match FrontendReq::try_from(self.header.request) {
+            Ok(request) => write!(f, "{request:?}")?,
+            Err(()) => write!(f, "request {}", self.header.request)?,
+        }
+        if self.header.needs_reply() {
+            f.write_str(" NEED_REPLY")?;
+        }
+        for word in self.body.chunks(4).take(4) {
+            f.write_str(" ")?;
+            word.iter().rev().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        }
+        write!(f, " ({} bytes, {} descriptors)", self.body.len(), self.descriptors.len())
     }
 }
 

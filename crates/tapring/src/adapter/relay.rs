@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thiserror::Error;
-use tracing::warn;
+use tracing::{debug, warn};
 use vhost::vhost_user::message::FrontendReq;
 
 use super::message::Message;
@@ -117,6 +117,7 @@ impl<'a> Relay<'a> {
         })?;
         match message {
             Some(message) => {
+                debug!("from the frontend: {message}");
                 let actions = self.adapter.on_request(message)?;
                 self.carry_out(&actions)
             }
@@ -139,6 +140,7 @@ impl<'a> Relay<'a> {
     }
 
     fn pass_reply(&mut self, reply: &Message) -> Result<(), End> {
+        debug!("to the frontend: {reply}");
         self.awaits_reply = false;
         self.send_to_frontend(reply)
     }

@@ -136,14 +136,16 @@ fn read(socket: &UnixStream, target: &mut [u8]) -> Result<(usize, Vec<OwnedFd>),
             other => break other?,
         }
     };
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(ReceiveError::Truncated);
-    }
     let descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    Ok((received.bytes, descriptors.flatten().collect()))
+    let descriptors: Vec<_> = descriptors.flatten().collect();
+    // The buffer has some slack for alignment, so that a few too many may fit.
+    if received.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > MAX_DESCRIPTORS {
+        return Err(ReceiveError::Truncated);
+    }
+    Ok((received.bytes, descriptors))
 }
 
 fn write(socket: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<usize, Errno> {
