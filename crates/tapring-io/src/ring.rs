@@ -64,7 +64,7 @@ impl Room<'_> {
     }
 }
 
-#[allow(missing_debug_implementations)] // IoUring has none
+/// The ring, what it became, and what it cost.
 pub(crate) struct Ring {
     ring: IoUring,
     flavour: Flavour,

@@ -332,3 +332,51 @@ fn a_cancelled_batch_sends_nothing() {
         assert_eq!(host.numbers(1), [2]);
     });
 }
+
+#[test]
+fn memory_handed_to_the_polling_thread_is_left_alone() {
+    in_namespace(|| {
+        let (_, options) = all_modes()
+            .into_iter()
+            .find(|(mode, _)| *mode == "sqpoll")
+            .unwrap();
+        let tap = rig::tap("t0");
+        let host = Host::on(tap.index());
+        let mut port = rig::port(&tap, options);
+        let ranges = [(GuestAddress(0), 1 << 20)];
+        let memory = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+        port.set_memory(Some(Arc::clone(&memory))).unwrap();
+        for round in 0..300_u32 {
+            // Lists of another shape in each round: one that was overwritten too early would show.
+            let mut expected = Vec::new();
+            for at in 0..8 {
+                let whole = ethernet(
+                    [0xff; 6],
+                    round * 8 + at,
+                    200 + (round as usize * 37) % 3000,
+                );
+                let start = u64::from(at) << 16;
+                memory.write_slice(&whole, GuestAddress(start)).unwrap();
+                let cut = 14 + (round as usize * 13 + at as usize) % 180;
+                let parts = [(0, cut), (cut, whole.len() - cut)].map(|(from, len)| {
+                    memory
+                        .get_slice(GuestAddress(start + from as u64), len)
+                        .unwrap()
+                });
+                port.tx_gather(&[0; 12], parts.into_iter()).unwrap();
+                expected.push(whole);
+            }
+            port.tx_submit();
+            assert!(port.tx_copy(100).is_none());
+            assert_eq!(
+                port.tx_gather(&[0; 12], std::iter::empty()),
+                Err(GatherError::BatchFull)
+            );
+            port.tx_cancel();
+            assert_eq!(outcomes(&mut port), [TxOutcome::Sent; 8]);
+            for whole in expected {
+                assert!(host.receive() == whole, "round {round}");
+            }
+        }
+    });
+}

@@ -23,6 +23,7 @@ use crate::guest::Guest;
 use crate::poll::{Events, Polls, READABLE, WRITABLE, Watch};
 use crate::ring::{Flavour, PollMode, Ring};
 use crate::slots::Slots;
+use crate::token::Token;
 use crate::tx::TxBatch;
 use crate::{HEADER_BYTES, probe, sys, tap};
 
@@ -213,9 +214,10 @@ impl Port {
         let Some(entry) = self.calls.entry(call) else {
             return call.signal();
         };
+        let token = Token::from_raw(entry.get_user_data());
         // SAFETY: the entry reads a static, and `calls` keeps its descriptor open until the completion.
         if unsafe { self.ring.push_one(entry) }.is_err() {
-            call.signal();
+            self.calls.complete(token.index(), -libc::EBUSY);
         }
     }
 
