@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::cpus;
+use crate::demo::DemoArgs;
 use crate::features::QueueNum;
 use crate::settings::{MAX_QUEUE_PAIRS, Poll, Settings};
 use crate::socket::SocketOptions;
@@ -30,6 +31,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve one device to VMMs, one after the other, until SIGTERM or SIGINT
     Serve(ServeArgs),
+    /// Show what it does and how fast, here, with nothing set up and no rights needed
+    Demo(DemoArgs),
 }
 
 /// Options of `serve`.
@@ -84,6 +87,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT|off", num_args = 0..=1, default_value = "off",
           hide_default_value = true, default_missing_value = DEFAULT_METRICS, value_parser = parse_metrics)]
     metrics: Metrics,
+
+    /// End when the process that started this one does
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
 }
 
 /// A parsed list; a bare `Vec` means a repeated option to clap.
@@ -109,6 +116,13 @@ impl Cli {
         words: impl IntoIterator<Item = W>,
     ) -> Result<Self, Stop> {
         Self::try_parse_from(words).map_err(|error| stop(&error))
+    }
+}
+
+impl ServeArgs {
+    /// Whether to end when the process that started this one does.
+    pub const fn dies_with_parent(&self) -> bool {
+        self.die_with_parent
     }
 }
 
@@ -213,6 +227,7 @@ mod tests {
                 command: Command::Serve(args),
             }) => Ok(args.into()),
             Err(Stop::Usage(line)) => Err(line),
+            Ok(_) => panic!("another command"),
             Err(Stop::Answer(text)) => panic!("{text}"),
         }
     }

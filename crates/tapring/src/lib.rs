@@ -19,6 +19,7 @@ mod adapter;
 mod backend;
 pub mod cli;
 pub mod cpus;
+pub mod demo;
 pub mod device;
 pub mod features;
 mod link;

@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use tapring::cli::{Cli, Command, Stop};
 use tapring::serve::{Error, serve};
 use tapring::settings::Settings;
-use tapring::{logging, signals};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tapring::{demo, logging, signals};
 
 const USAGE: u8 = 2;
 
@@ -32,7 +33,13 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     logging::start();
     match command {
-        Command::Serve(arguments) => serve(&Settings::from(arguments), signals::terminated())?,
+        Command::Serve(arguments) => {
+            if arguments.dies_with_parent() {
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+            }
+            serve(&Settings::from(arguments), signals::terminated())?;
+        }
+        Command::Demo(arguments) => demo::run(&arguments)?,
     }
     Ok(())
 }

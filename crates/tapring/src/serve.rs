@@ -1,8 +1,9 @@
 //! The daemon from start to end.
 //!
 //! Start: what can fail without leaving a trace comes first.
-//! 1. The settings, as a whole. 2. io_uring for the control thread. 3. Signals. 4. The metrics address. 5. The socket.
-//! 6. The tap and its workers. 7. Frontends are accepted.
+//! 1. The settings, as a whole. 2. io_uring for the control thread. 3. Signals. 4. The metrics address. 5. A look at the
+//! socket's path: with a live daemon there, not even its tap is touched. 6. The tap and its workers. 7. The socket. So
+//! where the socket's file is, the tap is too, and frontends are accepted.
 //!
 //! End, at SIGTERM: the socket's file goes, the session is cut and drains, the workers drain and end, the tap is closed.
 
@@ -89,7 +90,7 @@ async fn run(
         return Ok(());
     }
     let endpoint = settings.metrics.map(Endpoint::bind).transpose()?;
-    let socket = ListenSocket::bind(&settings.socket)?;
+    ListenSocket::make_way(&settings.socket)?;
     let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
     let Opened {
         device,
@@ -108,6 +109,7 @@ async fn run(
             metrics.render()
         }));
     }
+    let socket = ListenSocket::bind(&settings.socket)?;
     let listener = listener(&socket).map_err(Error::Accept)?;
     announce(settings, &device);
     let mut supervisor = Supervisor::new(Arc::clone(&device), listener, settings.queue_num, ends);

@@ -84,6 +84,13 @@ pub struct ListenSocket {
 }
 
 impl ListenSocket {
+    /// Whether [`Self::bind`] would find the path free, or the socket of a dead daemon, which is removed.
+    pub fn make_way(options: &SocketOptions) -> Result<(), SocketError> {
+        let path = &options.path;
+        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.clone()))?;
+        make_way(path, &address)
+    }
+
     /// Listens at the path, which may have belonged to a daemon that is dead by now.
     pub fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
         let path = &options.path;

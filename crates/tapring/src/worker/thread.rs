@@ -19,6 +19,7 @@ use super::handle::{Envelope, WorkerHandle};
 use super::turn::DataPath;
 
 /// What a worker is made of.
+#[allow(missing_debug_implementations)] // a closure has none
 pub struct WorkerOptions {
     /// The device's name, for logs and the thread's own name.
     pub device: String,
