@@ -59,6 +59,8 @@ pub struct RxQueue {
     pub(crate) starving: Option<Starving>,
     /// When chains were first asked for, for the frame that is held now.
     pub(crate) first_ask: Option<Instant>,
+    /// Chains that were not enough when a frame was last tried.
+    pub(crate) tried: u16,
     call: bool,
 }
 
@@ -106,7 +108,10 @@ impl RxQueue {
             match self.deliver(ring, memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
                 Delivery::TooLarge => self.vq.stats.too_large += 1,
-                Delivery::NoBuffers(need) => return RxEnd::NoBuffers(need),
+                Delivery::NoBuffers(need) => {
+                    self.tried = posted;
+                    return RxEnd::NoBuffers(need);
+                }
                 Delivery::Refused => return RxEnd::BudgetSpent,
                 Delivery::Broken => return RxEnd::NotRunning,
             }
@@ -114,7 +119,10 @@ impl RxQueue {
             self.frame_left();
         }
         match posted {
-            0 => RxEnd::NoBuffers(1),
+            0 => {
+                self.tried = 0;
+                RxEnd::NoBuffers(1)
+            }
             posted => RxEnd::Delivered(posted),
         }
     }
@@ -155,7 +163,7 @@ impl RxQueue {
                     chains = 0;
                     continue;
                 }
-                Ok(taken) => capacity = taken,
+                Ok(taken) => capacity = capacity.max(taken),
             }
             if scatter.left() == 0 {
                 break;
@@ -225,7 +233,8 @@ impl RxQueue {
     }
 
     /// The guest has posted `chains` and the frame needs more: wait for them, unless the ring
-    /// cannot hold more (rule 9).
+    /// cannot hold more (rule 9). `capacity` is the largest chain seen: to ask too early costs a
+    /// kick, to ask too late the frame.
     fn out_of_chains(&self, ring: &Ring<'_>, chains: u16, left: usize, capacity: u64) -> Delivery {
         let size = ring.size().as_u16();
         if chains >= size {

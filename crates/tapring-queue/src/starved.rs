@@ -78,16 +78,19 @@ impl RxQueue {
         need.max(half).max(1)
     }
 
-    /// Asks for a kick at the target and looks; enough ends the starving.
-    fn ask(&mut self, ring: &Ring<'_>) {
-        let Some(starving) = self.starving else {
-            return;
+    /// Asks for a kick at the target and looks; enough ends the starving, else this is how many
+    /// chains there are.
+    fn ask(&mut self, ring: &Ring<'_>) -> Option<u16> {
+        let target = self.starving?.target;
+        let Some(posted) = self.vq.ask(ring, target) else {
+            self.starving = None;
+            return None;
         };
-        match self.vq.ask(ring, starving.target) {
-            None => self.starving = None,
-            Some(posted) if posted >= starving.target => self.wake(ring),
-            Some(_) => {}
+        if posted >= target {
+            self.wake(ring);
+            return None;
         }
+        Some(posted)
     }
 
     fn wake(&mut self, ring: &Ring<'_>) {
@@ -118,7 +121,8 @@ impl RxQueue {
         }
     }
 
-    /// Time passed: lowers the target once, and drops a held frame that waited too long.
+    /// Time passed: lowers the target once, and drops a held frame that waited too long. What a
+    /// frame needs is an estimate, so any chain it was not tried with gets it another try first.
     pub fn on_timer(&mut self, memory: &GuestMemoryMmap, source: &mut impl RxSource, now: Instant) {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
@@ -129,7 +133,9 @@ impl RxQueue {
         starving.timer = None;
         starving.target = starving.need;
         self.starving = Some(starving);
-        self.ask(&ring);
+        if self.ask(&ring).is_some_and(|posted| posted > self.tried) {
+            self.wake(&ring);
+        }
         let waited = starving.drop_at.is_some_and(|at| now >= at);
         if waited && self.vq.state() == State::Starved {
             source.pop();
