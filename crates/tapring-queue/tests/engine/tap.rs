@@ -14,8 +14,6 @@ pub(crate) struct Tap {
     pub(crate) batch_limit: Option<usize>,
     /// Frames it still takes before it is full; none given, any number.
     pub(crate) room: Option<usize>,
-    /// Frames the host sent that the worker has not read.
-    pub(crate) queue: VecDeque<Vec<u8>>,
     /// Frames read and not delivered.
     pub(crate) held: VecDeque<Vec<u8>>,
     /// Pieces of guest memory each frame of the batch came in; none if it was gathered.
@@ -48,13 +46,6 @@ impl Tap {
             result.push(outcome);
         }
         result
-    }
-
-    /// The worker reads up to `frames` of what waits. Returns how many there were.
-    pub(crate) fn read(&mut self, frames: usize) -> usize {
-        let frames = frames.min(self.queue.len());
-        self.held.extend(self.queue.drain(..frames));
-        frames
     }
 }
 
