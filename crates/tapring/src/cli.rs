@@ -88,6 +88,10 @@ pub struct ServeArgs {
           hide_default_value = true, default_missing_value = DEFAULT_METRICS, value_parser = parse_metrics)]
     metrics: Metrics,
 
+    /// Move frames by read(2) and write(2), as on Linux before 6.4, even where the ring could
+    #[arg(long, hide = true)]
+    plain_io: bool,
+
     /// End when the process that started this one does
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -140,6 +144,7 @@ impl From<ServeArgs> for Settings {
             max_ring_size: args.queue_size,
             poll: args.poll,
             sqpoll_cpu: args.sqpoll_cpu,
+            plain_io: args.plain_io,
             worker_cpus: args.worker_cpus.map_or_else(Vec::new, |list| list.0),
             queue_num: args.queue_num,
             metrics: args.metrics.0,
@@ -251,7 +256,7 @@ mod tests {
     fn everything_can_be_said() {
         let settings = serve(
             "--socket-path s --tap t0 --queue-pairs 32 --queue-size 32768 --create-tap --poll sqpoll --sqpoll-cpu 1 \
-             --worker-cpus 0-1 --queue-num rings --metrics [::1]:9 --socket-mode 660 --socket-group root",
+             --plain-io --worker-cpus 0-1 --queue-num rings --metrics [::1]:9 --socket-mode 660 --socket-group root",
         )
         .expect("complete");
         assert_eq!(settings.worker_cpus, [0, 1]);

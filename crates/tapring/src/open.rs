@@ -123,6 +123,7 @@ fn start_workers(
             tap: queue,
             port: PortOptions {
                 poll: poll_mode(settings, attach),
+                force_plain: settings.plain_io,
                 ..PortOptions::default()
             },
             cpu: settings.worker_cpu(pair),

@@ -40,6 +40,8 @@ pub struct Settings {
     pub poll: Poll,
     /// Where the kernel's polling thread runs.
     pub sqpoll_cpu: Option<u32>,
+    /// Leave the ring to kicks and polls, as on Linux before 6.4.
+    pub plain_io: bool,
     /// Where workers run: pair n on the n-th of them, starting over at the end. Empty: anywhere.
     pub worker_cpus: Vec<u32>,
     /// The unit of GET_QUEUE_NUM.
@@ -126,6 +128,7 @@ mod tests {
             max_ring_size: 1024,
             poll: Poll::Auto,
             sqpoll_cpu: None,
+            plain_io: false,
             worker_cpus: vec![],
             queue_num: QueueNum::Auto,
             metrics: None,
