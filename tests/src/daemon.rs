@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::files::daemon_binary;
 use crate::metrics::Scrape;
 use crate::process::{Finished, Process, until};
+use crate::user::{Home, as_user, with_tun_mode};
 
 /// Where every daemon of ours answers `/metrics`: each is in a namespace of its own.
 pub const METRICS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9650));
@@ -23,6 +24,9 @@ pub struct DaemonOptions {
     tap: String,
     pairs: u16,
     socket: Option<PathBuf>,
+    metrics: SocketAddr,
+    binary: PathBuf,
+    unprivileged: bool,
     more: Vec<String>,
 }
 
@@ -34,6 +38,9 @@ impl DaemonOptions {
             tap: tap.to_owned(),
             pairs: 1,
             socket: None,
+            metrics: METRICS,
+            binary: daemon_binary().to_owned(),
+            unprivileged: false,
             more: Vec::new(),
         }
     }
@@ -52,6 +59,21 @@ impl DaemonOptions {
         self
     }
 
+    /// Sets `--metrics`, for a second daemon in the namespace.
+    #[must_use]
+    pub fn metrics(mut self, address: SocketAddr) -> Self {
+        self.metrics = address;
+        self
+    }
+
+    /// Runs it as the user whose home this is, without any capability, with a `/dev/net/tun` that is open to all.
+    #[must_use]
+    pub fn at(mut self, home: &Home) -> Self {
+        self.unprivileged = true;
+        self.binary = home.daemon();
+        self
+    }
+
     /// Adds further words to the command line.
     #[must_use]
     pub fn with(mut self, words: &str) -> Self {
@@ -63,17 +85,25 @@ impl DaemonOptions {
     /// The command line, with its socket at `socket` unless another was set.
     #[must_use]
     pub fn command(&self, socket: &Path) -> Command {
-        let mut command = Command::new(daemon_binary());
+        let mut command = Command::new(&self.binary);
+        command.args([
+            "serve",
+            "--tap",
+            &self.tap,
+            "--queue-pairs",
+            &self.pairs.to_string(),
+        ]);
         command
-            .arg("serve")
-            .args(["--tap", &self.tap, "--queue-pairs", &self.pairs.to_string()]);
-        command
-            .args(["--metrics", &METRICS.to_string()])
+            .args(["--metrics", &self.metrics.to_string()])
             .args(&self.more);
         command
             .arg("--socket-path")
             .arg(self.socket.as_deref().unwrap_or(socket));
-        command
+        if self.unprivileged {
+            with_tun_mode("0666", &as_user(&command))
+        } else {
+            command
+        }
     }
 }
 
@@ -82,14 +112,15 @@ impl DaemonOptions {
 pub struct Daemon {
     process: Process,
     socket: PathBuf,
+    metrics: SocketAddr,
     _folder: TempDir,
 }
 
 impl Daemon {
-    /// Starts the daemon and waits until it listens.
+    /// Starts the daemon and waits until it listens, and answers `/metrics`, which it does once the tap is open.
     ///
     /// # Errors
-    /// When it ends before, or does not listen within ten seconds.
+    /// When it ends before, or does not within ten seconds.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let socket = options
@@ -101,16 +132,14 @@ impl Daemon {
             (process.ended() || listens(&socket)).then_some(())
         })
         .with_context(|| process.tail())?;
-        ensure!(
-            !process.ended(),
-            "the daemon ended at once:\n{}",
-            process.tail()
-        );
-        Ok(Self {
+        let daemon = Self {
             process,
             socket,
+            metrics: options.metrics,
             _folder: folder,
-        })
+        };
+        daemon.metrics().context("the daemon does not start")?;
+        Ok(daemon)
     }
 
     /// The path of its socket.
@@ -136,7 +165,7 @@ impl Daemon {
     /// # Errors
     /// When `/metrics` does not answer.
     pub fn metrics(&self) -> Result<Scrape> {
-        Scrape::of(METRICS).with_context(|| self.tail())
+        Scrape::of(self.metrics).with_context(|| self.tail())
     }
 
     /// Waits until a metric, summed over the series with these labels, has this value.
@@ -215,17 +244,38 @@ impl Daemon {
     }
 }
 
-/// Runs the daemon with options that it must refuse.
+/// Runs the daemon with options that it must refuse: exit code 1, one line that has all of `parts`, and no file left in the
+/// folder that its socket was to be in.
 ///
 /// # Errors
-/// When it serves all the same.
-pub fn refused(options: &DaemonOptions) -> Result<Finished> {
+/// When any of it does not hold.
+pub fn ensure_refused(options: &DaemonOptions, parts: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let command = options.command(&folder.path().join("tapring.sock"));
     let finished = Process::run("tapring", &command, Duration::from_secs(10))?;
+    ensure_one_line(&finished, 1, parts)?;
     let left: Vec<_> = fs::read_dir(folder.path())?.collect();
     ensure!(left.is_empty(), "left behind: {left:?}");
-    Ok(finished)
+    Ok(())
+}
+
+/// That a run ended with this code and printed one line, which has all of `parts`.
+///
+/// # Errors
+/// When any of it does not hold.
+pub fn ensure_one_line(finished: &Finished, code: i32, parts: &[&str]) -> Result<()> {
+    let printed = finished.lines.join("\n");
+    ensure!(
+        finished.status.code() == Some(code),
+        "{} instead of exit code {code}:\n{printed}",
+        finished.status
+    );
+    let [line] = &finished.lines[..] else {
+        bail!("not one line:\n{printed}");
+    };
+    let missing: Vec<_> = parts.iter().filter(|part| !line.contains(**part)).collect();
+    ensure!(missing.is_empty(), "{missing:?} is not in: {line}");
+    Ok(())
 }
 
 /// Whether somebody listens on the path, as the kernel's table of this namespace has it. Connecting to find out would be a

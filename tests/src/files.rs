@@ -81,13 +81,14 @@ pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// iPXE's ROM for virtio-net, as Debian's `ipxe-qemu` installs it.
-pub(crate) fn ipxe_rom() -> Option<PathBuf> {
-    let names = [
-        "/usr/lib/ipxe/qemu/pxe-virtio.rom",
-        "/usr/share/qemu/pxe-virtio.rom",
-    ];
-    names.iter().map(PathBuf::from).find(|rom| rom.is_file())
+/// Whether Debian's `ipxe-qemu` is here: QEMU by itself takes this ROM, which has a BIOS part, for a virtio-net card.
+pub(crate) fn has_ipxe() -> bool {
+    [
+        "/usr/lib/ipxe/qemu/efi-virtio.rom",
+        "/usr/share/qemu/efi-virtio.rom",
+    ]
+    .iter()
+    .any(|rom| Path::new(rom).is_file())
 }
 
 /// A kernel image and the modules built with it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::files::{Kernel, ipxe_rom};
+use crate::files::Kernel;
 use crate::initramfs::Initramfs;
 use crate::process::Process;
 
@@ -174,14 +174,9 @@ impl Firmware {
     /// Switches it on.
     ///
     /// # Errors
-    /// When there is no ROM, or no QEMU.
+    /// When there is no QEMU.
     pub fn boot(socket: &Path) -> Result<Self> {
-        let rom = ipxe_rom().context("no iPXE ROM")?;
-        let network = vhost_user(
-            socket,
-            1,
-            &format!(",bootindex=0,romfile={}", rom.display()),
-        );
+        let network = vhost_user(socket, 1, ",bootindex=0");
         Ok(Self(Process::start("qemu", &machine(1, 64, &network))?))
     }
 

@@ -31,8 +31,9 @@ mod scenario;
 mod testpmd;
 mod threads;
 mod transfer;
+mod user;
 
-pub use daemon::{Daemon, DaemonOptions, METRICS, refused};
+pub use daemon::{Daemon, DaemonOptions, METRICS, ensure_one_line, ensure_refused};
 pub use dhcp::{DhcpServer, Exchange};
 pub use files::{Kernel, daemon_binary, workspace};
 pub use guest::{Firmware, LinuxGuest, Report};
@@ -44,3 +45,4 @@ pub use scenario::{Need, scenario};
 pub use testpmd::{PortCounts, TestPmd};
 pub use threads::{ThreadWatch, ThreadsSeen};
 pub use transfer::{Digest, Sink, Source, random_bytes};
+pub use user::{Home, USER, as_user, with_tun_mode};

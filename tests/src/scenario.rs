@@ -56,7 +56,7 @@ impl Need {
                 "no Debian kernel in the cache: `./ci.sh packages`".to_owned(),
             ),
             Self::Ipxe => (
-                files::ipxe_rom().is_some(),
+                files::has_ipxe(),
                 "no iPXE virtio-net ROM: `./ci.sh packages`".to_owned(),
             ),
         };

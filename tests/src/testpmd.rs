@@ -32,8 +32,11 @@ impl TestPmd {
             socket.display()
         );
         let prefix = format!("--file-prefix=tapring-{}-{mode}", std::process::id());
-        let mut command = Command::new("dpdk-testpmd");
+        // Line by line, for it does not flush what it prints into a pipe.
+        let mut command = Command::new("stdbuf");
         command.args([
+            "--output=L",
+            "dpdk-testpmd",
             "-l",
             "0,1",
             "--no-huge",
@@ -45,7 +48,12 @@ impl TestPmd {
             "--vdev",
             &port,
         ]);
-        command.args(["--", &format!("--forward-mode={mode}")]);
+        // By default it makes a pool for the cores and ports there might be, which does not fit 256 MiB.
+        command.args([
+            "--",
+            &format!("--forward-mode={mode}"),
+            "--total-num-mbufs=16384",
+        ]);
         let process = Process::start("dpdk-testpmd", &command)?;
         process.wait_line("Press enter to exit", Duration::from_secs(30))?;
         Ok(Self(process))
