@@ -1,9 +1,11 @@
 //! The daemon from start to end.
 //!
 //! Start: what can fail without leaving a trace comes first.
-//! 1. The settings, as a whole. 2. io_uring for the control thread. 3. Signals. 4. The metrics address. 5. A look at the
-//! socket's path: with a live daemon there, not even its tap is touched. 6. The tap and its workers. 7. The socket. So
-//! where the socket's file is, the tap is too, and frontends are accepted.
+//!
+//! 1. The settings as a whole, io_uring for the control thread, the signals, the metrics address.
+//! 2. A look at the socket's path: with a live daemon there, not even its tap is touched.
+//! 3. The tap and its workers.
+//! 4. The socket. So where the socket's file is, the tap is too, and frontends are accepted.
 //!
 //! End, at SIGTERM: the socket's file goes, the session is cut and drains, the workers drain and end, the tap is closed.
 

@@ -4,18 +4,21 @@
 //!    is no socket (both are errors, and both stay).
 //! 2. A live socket is told from a dead one by connecting to it with the *wrong type*: the kernel answers EPROTOTYPE where
 //!    somebody holds the socket and ECONNREFUSED where nobody does, and the live daemon notices nothing.
-//! 3. The new one is bound under a umask that gives it exactly its mode, so at no moment may anybody connect who should
-//!    not. A group is set before its permissions are.
+//! 3. The new one is made under another name in the same folder, gets its group and its mode, listens, and only then moves
+//!    to its path. So whoever sees the file can connect, and nobody can who should not.
 //! 4. It exists, with the same inode, until it is dropped. Then it is removed, if it is still ours.
+//!
+//! The kernel goes on showing the first name (`ss -xl`); connecting goes by the inode.
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::{Gid, Mode};
+use rustix::fs::{CWD, Gid, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -24,8 +27,6 @@ use thiserror::Error;
 
 /// Frontends that may wait to be accepted.
 const BACKLOG: i32 = 128;
-
-const OWNER: u32 = 0o700;
 
 /// Where to listen, and who may connect.
 #[derive(Clone, Debug)]
@@ -93,20 +94,21 @@ impl ListenSocket {
 
     /// Listens at the path, which may have belonged to a daemon that is dead by now.
     pub fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
+        Self::make_way(options)?;
         let path = &options.path;
-        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.clone()))?;
-        make_way(path, &address)?;
+        let first = first_name(path);
         let socket = stream_socket().map_err(failed(path, "make it"))?;
-        bind_with_mode(&socket, &address, options).map_err(|error| bind_error(path, error))?;
-        let identity = identity(path).map_err(failed(path, "look at it"))?;
+        bind_at(&socket, &first).map_err(|error| bind_error(path, error))?;
         // From here on a failure removes the file.
-        let bound = Self {
-            path: path.clone(),
-            identity,
+        let mut bound = Self {
+            identity: identity(&first).map_err(failed(path, "look at it"))?,
+            path: first,
             listener: UnixListener::from(socket),
         };
-        set_group(options)?;
+        set_access(&bound.path, options)?;
         listen(&bound.listener, BACKLOG).map_err(failed(path, "listen on it"))?;
+        place(&bound.path, path).map_err(|error| bind_error(path, error))?;
+        bound.path.clone_from(path);
         Ok(bound)
     }
 
@@ -143,44 +145,57 @@ fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
     }
 }
 
-fn bind_with_mode(
-    socket: &OwnedFd,
-    address: &SocketAddrUnix,
-    options: &SocketOptions,
-) -> Result<(), Errno> {
-    let first = if options.group.is_some() {
-        options.mode & OWNER
-    } else {
-        options.mode
-    };
-    // bind gives a socket 0777 less the umask. The umask belongs to the process: another thread that makes a file right
-    // now makes it less open than it meant to.
-    let before = rustix::process::umask(Mode::from_raw_mode(0o777 & !first));
-    let bound = bind(socket, address);
-    rustix::process::umask(before);
-    bound
+/// A name beside the path that no other process uses. A file of that name is of an earlier process of our number.
+fn first_name(path: &Path) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = path.with_file_name(format!(".tapring-{}-{number}", std::process::id()));
+    let _ = fs::remove_file(&name);
+    name
 }
 
-fn set_group(options: &SocketOptions) -> Result<(), SocketError> {
-    let Some(group) = options.group else {
-        return Ok(());
-    };
-    let path = &options.path;
-    rustix::fs::chown(path, None, Some(Gid::from_raw(group))).map_err(|error| {
-        SocketError::Group {
-            path: path.clone(),
-            group,
-            source: error.into(),
-        }
-    })?;
+/// Binds even where the first name is too long though the last one is not.
+fn bind_at(socket: &OwnedFd, path: &Path) -> Result<(), Errno> {
+    if let Ok(address) = SocketAddrUnix::new(path) {
+        return bind(socket, &address);
+    }
+    let (folder, name) = (path.parent(), path.file_name());
+    let folder = folder.ok_or(Errno::NAMETOOLONG)?;
+    let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
+    bind(
+        socket,
+        &SocketAddrUnix::new(short.join(name.unwrap_or_default()))?,
+    )
+}
+
+/// Nobody can connect yet, so the order does not matter: a change of owner may take permissions away.
+fn set_access(path: &Path, options: &SocketOptions) -> Result<(), SocketError> {
+    if let Some(group) = options.group {
+        rustix::fs::chown(path, None, Some(Gid::from_raw(group))).map_err(|error| {
+            SocketError::Group {
+                path: options.path.clone(),
+                group,
+                source: error.into(),
+            }
+        })?;
+    }
     let permissions = fs::Permissions::from_mode(options.mode);
-    fs::set_permissions(path, permissions).map_err(failed(path, "set its mode"))
+    fs::set_permissions(path, permissions).map_err(failed(&options.path, "set its mode"))
+}
+
+/// Moves the socket to its path, unless something has appeared there meanwhile. Not every file system can promise that.
+fn place(from: &Path, to: &Path) -> Result<(), Errno> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(from, to),
+        placed => placed,
+    }
 }
 
 fn bind_error(path: &Path, error: Errno) -> SocketError {
     match error {
         Errno::NOENT => SocketError::NoFolder(path.to_owned()),
-        Errno::ADDRINUSE => SocketError::Alive(path.to_owned()),
+        Errno::ADDRINUSE | Errno::EXIST => SocketError::Alive(path.to_owned()),
         error => failed(path, "make it")(error),
     }
 }
@@ -222,6 +237,10 @@ mod tests {
         }
     }
 
+    fn files(folder: &tempfile::TempDir) -> usize {
+        fs::read_dir(folder).expect("there").count()
+    }
+
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir().expect("a temporary folder")
     }
@@ -238,11 +257,24 @@ mod tests {
         assert_eq!(mode & 0o7777, 0o660);
         UnixStream::connect(&options.path).expect("it listens");
         drop(socket);
-        assert!(!options.path.exists());
+        assert_eq!(files(&folder), 0);
     }
 
     #[test]
-    fn a_group_is_set_before_its_permissions() {
+    fn the_longest_path_works() {
+        let folder = folder();
+        let room = 107 - folder.path().as_os_str().len() - 1;
+        let options = SocketOptions {
+            path: folder.path().join("x".repeat(room)),
+            ..options(&folder)
+        };
+        let _socket = ListenSocket::bind(&options).expect("bound");
+        UnixStream::connect(&options.path).expect("it listens");
+        assert_eq!(files(&folder), 1);
+    }
+
+    #[test]
+    fn it_has_its_group() {
         let folder = folder();
         let options = SocketOptions {
             mode: 0o660,
@@ -305,6 +337,7 @@ mod tests {
             ..options(&folder)
         };
         let error = ListenSocket::bind(&long).expect_err("too long");
+        assert_eq!(files(&folder), 0);
         assert!(matches!(error, SocketError::TooLong(_)));
     }
 
