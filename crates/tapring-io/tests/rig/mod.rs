@@ -53,10 +53,9 @@ fn rerun_as_user(name: &str) {
         .status()
         .is_ok_and(|status| status.success());
     if already || !allowed {
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIP {name}: neither root nor allowed to make a user namespace"
-        );
+        skip(&format!(
+            "{name}: neither root nor allowed to make a user namespace"
+        ));
         return;
     }
     let mut again = Command::new("unshare");
@@ -77,18 +76,25 @@ fn quiet() {
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
 }
 
+/// Says what is not tested here. Not through the harness, which would hide it.
+pub(crate) fn skip(what: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIP {what}");
+}
+
 /// Runs a command line, which must succeed.
 pub(crate) fn sh(line: &str) {
+    try_sh(line).unwrap();
+}
+
+/// Runs a command line; what it complained about when it failed.
+pub(crate) fn try_sh(line: &str) -> Result<(), String> {
     let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap())
         .args(words)
         .output()
         .unwrap();
-    assert!(
-        output.status.success(),
-        "{line}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let complaint = || format!("{line}: {}", String::from_utf8_lossy(&output.stderr));
+    output.status.success().then_some(()).ok_or_else(complaint)
 }
 
 /// A tap that is up, made by us.
