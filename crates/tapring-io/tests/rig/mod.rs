@@ -31,6 +31,13 @@ const RERUN: &str = "TAPRING_IO_IN_NAMESPACE";
 /// Runs `test` in a network namespace of its own.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let name = std::thread::current().name().unwrap_or_default().to_owned();
+    if let Err(error) = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+    {
+        return skip(&format!("{name}: /dev/net/tun cannot be opened: {error}"));
+    }
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = std::thread::spawn(move || {
         // SAFETY: NEWNET changes the thread's network namespace and nothing of its memory or descriptors.
