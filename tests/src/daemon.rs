@@ -1,7 +1,7 @@
 //! The daemon as a user runs it.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -117,28 +117,38 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon and waits until it listens, and answers `/metrics`, which it does once the tap is open.
+    /// Starts the daemon and waits until it answers `/metrics`, which it does once the socket listens and the tap is open.
     ///
     /// # Errors
-    /// When it ends before, or does not within ten seconds.
+    /// When it ends before, or does not answer within ten seconds.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let socket = options
             .socket
             .clone()
             .unwrap_or_else(|| folder.path().join("tapring.sock"));
-        let mut process = Process::start("tapring", &options.command(&socket))?;
-        until(Duration::from_secs(10), "the daemon to listen", || {
-            (process.ended() || listens(&socket)).then_some(())
-        })
-        .with_context(|| process.tail())?;
-        let daemon = Self {
+        let process = Process::start("tapring", &options.command(&socket))?;
+        let mut daemon = Self {
             process,
             socket,
             metrics: options.metrics,
             _folder: folder,
         };
-        daemon.metrics().context("the daemon does not start")?;
+        let bound = || {
+            (daemon.process.ended() || TcpStream::connect(options.metrics).is_ok()).then_some(())
+        };
+        until(Duration::from_secs(10), "the daemon to start", bound)
+            .with_context(|| daemon.tail())?;
+        // One that fails after it has bound the port breaks the connection and then says why.
+        if let Err(error) = daemon.metrics() {
+            let why = daemon
+                .process
+                .finish(Duration::from_secs(5))?
+                .lines
+                .join("\n");
+            return Err(error.context(format!("the daemon does not start:\n{why}")));
+        }
+        ensure!(daemon.socket.exists(), "it serves, and there is no socket");
         Ok(daemon)
     }
 
@@ -276,16 +286,4 @@ pub fn ensure_one_line(finished: &Finished, code: i32, parts: &[&str]) -> Result
     let missing: Vec<_> = parts.iter().filter(|part| !line.contains(**part)).collect();
     ensure!(missing.is_empty(), "{missing:?} is not in: {line}");
     Ok(())
-}
-
-/// Whether somebody listens on the path, as the kernel's table of this namespace has it. Connecting to find out would be a
-/// session of its own.
-fn listens(socket: &Path) -> bool {
-    const ACCEPTS: &str = "00010000";
-    let table = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
-    let path = socket.to_string_lossy();
-    table
-        .lines()
-        .map(str::split_whitespace)
-        .any(|mut row| row.nth(3) == Some(ACCEPTS) && row.nth(3) == Some(&*path))
 }
