@@ -103,8 +103,10 @@ pub(crate) struct Polls {
     wanted: bool,
     gone: bool,
     events: Events,
-    /// Times the tap was armed, ever.
-    pub(crate) tap_arms: u64,
+    /// Times the tap was armed for frames, ever.
+    pub(crate) readable_arms: u64,
+    /// Times it was armed for room, ever.
+    pub(crate) writable_arms: u64,
 }
 
 impl Polls {
@@ -120,7 +122,11 @@ impl Polls {
         if self.gone || self.table[place].state != State::Idle {
             return;
         }
-        self.tap_arms += 1;
+        if place == READABLE {
+            self.readable_arms += 1;
+        } else {
+            self.writable_arms += 1;
+        }
         self.want(place);
     }
 

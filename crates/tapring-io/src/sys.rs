@@ -114,6 +114,15 @@ pub(crate) fn is_up(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     Ok(flags_of(&request) & IFF_UP != 0)
 }
 
+/// The largest packet of interface `name`, without its Ethernet header.
+pub(crate) fn mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = request(name);
+    ifreq_ioctl(socket, libc::SIOCGIFMTU as _, &mut request)?;
+    // SAFETY: SIOCGIFMTU has written the union's `c_int`, for which every bit pattern is valid.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// Brings interface `name` up.
 pub(crate) fn bring_up(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut request = request(name);

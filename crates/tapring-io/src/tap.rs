@@ -196,6 +196,11 @@ impl Tap {
         sys::is_up(sys::interface_socket()?.as_fd(), &self.name)
     }
 
+    /// The largest packet the interface carries, in bytes without the Ethernet header.
+    pub fn mtu(&self) -> io::Result<u32> {
+        sys::mtu(sys::interface_socket()?.as_fd(), &self.name)
+    }
+
     /// Sets what the host may leave to the guest: `TUN_F_*` bits of <linux/if_tun.h>, for all queues.
     ///
     /// The kernel refuses (EINVAL) bits it does not know, TSO without CSUM, and USO4 without USO6.

@@ -179,7 +179,7 @@ fn a_full_tap_says_so_keeps_the_order_and_wakes_us() {
                 },
                 "{mode}"
             );
-            assert_eq!(port.stats().tap_poll_arms, 1);
+            assert_eq!(port.stats().writable_arms, 1);
 
             // Retries as a worker does: the rest, and again after each wake-up.
             while next < 500 {
@@ -299,7 +299,7 @@ fn a_deleted_tap_is_reported_once_and_not_polled_any_more() {
             port.poll_writable();
             port.enter(Wait::For(Duration::from_millis(5))).unwrap();
             assert_eq!(port.take_events(), Events::default(), "{mode}");
-            assert_eq!(port.stats().tap_poll_arms, 1, "{mode}");
+            assert_eq!(port.stats().writable_arms, 1, "{mode}");
         }
     });
 }

@@ -34,6 +34,9 @@ pub use rx::{Discarded, RxRead};
 /// Room for a jumbo frame of 9216 bytes, its header, and the byte that tells a whole frame from a cut one.
 const DEFAULT_SLOT_BYTES: usize = 9216 + HEADER_BYTES + 1;
 
+/// Ethernet header and two VLAN tags in front of a packet, in bytes.
+const LINK_BYTES: usize = 14 + 2 * 4;
+
 /// What a tap can deliver at most, with header: a larger slot would be a mistake.
 const MAX_SLOT_BYTES: usize = 1 << 18;
 
@@ -46,6 +49,16 @@ pub struct PortOptions {
     pub slot_bytes: usize,
     /// Read and write with system calls, as on Linux before 6.4, even where the ring could.
     pub force_plain: bool,
+}
+
+impl PortOptions {
+    /// Slots for the frames of a tap with this MTU: never smaller than the default, for an MTU may be raised later.
+    #[must_use]
+    pub fn with_mtu(self, mtu: u32) -> Self {
+        let frame = usize::try_from(mtu).unwrap_or(MAX_SLOT_BYTES) + LINK_BYTES;
+        let slot_bytes = (HEADER_BYTES + frame + 1).clamp(DEFAULT_SLOT_BYTES, MAX_SLOT_BYTES);
+        Self { slot_bytes, ..self }
+    }
 }
 
 impl Default for PortOptions {
@@ -99,8 +112,10 @@ pub struct PortStats {
     pub ring_enters: u64,
     /// Of these, to wake the SQPOLL thread.
     pub sqpoll_wakeups: u64,
-    /// One-shot polls armed on the tap.
-    pub tap_poll_arms: u64,
+    /// One-shot polls for frames armed on the tap.
+    pub readable_arms: u64,
+    /// One-shot polls for room armed on the tap.
+    pub writable_arms: u64,
     /// Enters that found completions parked because the completion queue was full.
     pub cq_overflows: u64,
 }
@@ -258,14 +273,16 @@ impl Port {
         let now = PortStats {
             ring_enters: self.ring.enters,
             sqpoll_wakeups: self.ring.wakeups,
-            tap_poll_arms: self.polls.tap_arms,
+            readable_arms: self.polls.readable_arms,
+            writable_arms: self.polls.writable_arms,
             cq_overflows: self.ring.overflows,
         };
         let before = std::mem::replace(&mut self.seen, now);
         PortStats {
             ring_enters: now.ring_enters - before.ring_enters,
             sqpoll_wakeups: now.sqpoll_wakeups - before.sqpoll_wakeups,
-            tap_poll_arms: now.tap_poll_arms - before.tap_poll_arms,
+            readable_arms: now.readable_arms - before.readable_arms,
+            writable_arms: now.writable_arms - before.writable_arms,
             cq_overflows: now.cq_overflows - before.cq_overflows,
         }
     }
