@@ -11,9 +11,10 @@
 //! ```
 
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{ByteValued, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
+use vm_memory::{ByteValued, VolatileMemory, VolatileSlice};
 
 use crate::fault::Fault;
+use crate::lookup::Lookup;
 use crate::ring::Ring;
 
 const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
@@ -22,7 +23,7 @@ const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
 #[derive(Debug)]
 pub(crate) struct Walk<'r, 'm> {
     ring: &'r Ring<'m>,
-    memory: &'m GuestMemoryMmap,
+    memory: &'r mut Lookup<'m>,
     /// Whether indirect tables were negotiated.
     indirect: bool,
     /// The table being walked: the ring's own, or an indirect one with its number of entries.
@@ -38,7 +39,7 @@ impl<'r, 'm> Walk<'r, 'm> {
     #[inline]
     pub(crate) fn new(
         ring: &'r Ring<'m>,
-        memory: &'m GuestMemoryMmap,
+        memory: &'r mut Lookup<'m>,
         head: u16,
         indirect: bool,
     ) -> Self {
@@ -62,8 +63,8 @@ impl<'r, 'm> Walk<'r, 'm> {
         if !allowed || !whole || entries == 0 || entries > self.ring.size().as_u16() {
             return Err(Fault::BadIndirect);
         }
-        let table = self.memory.get_slice(hop.addr(), bytes);
-        self.table = Some((table.map_err(|_| Fault::BadIndirect)?, entries));
+        let table = self.memory.slice(hop.addr(), bytes);
+        self.table = Some((table.ok_or(Fault::BadIndirect)?, entries));
         Ok(())
     }
 
@@ -95,26 +96,15 @@ impl<'r, 'm> Walk<'r, 'm> {
         }
     }
 
-    /// Calls `visit` with each piece of guest memory a descriptor covers: one, unless its buffer
-    /// runs across adjacent regions of the memory map, as hot-plugged memory may.
+    /// Calls `visit` with each piece of guest memory a descriptor covers.
     #[inline]
-    pub(crate) fn slices(
-        &self,
+    pub(crate) fn pieces(
+        &mut self,
         descriptor: &Descriptor,
-        mut visit: impl FnMut(VolatileSlice<'m>),
+        visit: impl FnMut(VolatileSlice<'m>),
     ) -> Result<(), Fault> {
         let bytes = descriptor.len() as usize;
-        if bytes == 0 {
-            return Ok(());
-        }
-        if let Ok(slice) = self.memory.get_slice(descriptor.addr(), bytes) {
-            visit(slice);
-            return Ok(());
-        }
-        for slice in self.memory.get_slices(descriptor.addr(), bytes) {
-            visit(slice.map_err(|_| Fault::BadAddress)?);
-        }
-        Ok(())
+        self.memory.pieces(descriptor.addr(), bytes, visit)
     }
 }
 

@@ -38,6 +38,7 @@ mod header;
 mod in_flight;
 mod index;
 mod kick;
+mod lookup;
 mod pair;
 mod parts;
 mod ring;

@@ -36,14 +36,17 @@ pub enum Door {
 // ---- life cycle ---------------------------------------------------------------------------
 
 impl QueuePair {
-    /// SET_FEATURES for both; the same bits again change nothing.
-    pub fn set_features(&mut self, features: Features, memory: Option<&GuestMemoryMmap>) {
-        if features == self.rx.vq.features() {
-            return;
+    /// SET_FEATURES for both; the same bits again change nothing. Whether the driver's bits
+    /// changed, as when another driver took over.
+    pub fn set_features(&mut self, features: Features, memory: Option<&GuestMemoryMmap>) -> bool {
+        let before = self.rx.vq.features();
+        if features == before {
+            return false;
         }
         self.rx.stop_starving();
         self.rx.vq.set_features(features, memory);
         self.tx.vq.set_features(features, memory);
+        (features.0 ^ before.0) & !Features::TRANSPORT != 0
     }
 
     /// Takes a ring into service.
@@ -110,9 +113,19 @@ impl QueuePair {
 impl QueuePair {
     /// Kicks were taken from a ring's eventfd. Asleep, they lead to a look.
     pub fn on_kick(&mut self, direction: Direction, memory: Option<&GuestMemoryMmap>) {
-        if !self.vq(direction).on_kick() {
-            return;
+        if self.vq(direction).on_kick() {
+            self.look(direction, memory);
         }
+    }
+
+    /// The kick eventfd was replaced. A kick through the old one may have come too late to be
+    /// seen, so a ring that sleeps is looked at (rule 5).
+    pub fn on_new_kick(&mut self, direction: Direction, memory: Option<&GuestMemoryMmap>) {
+        self.look(direction, memory);
+    }
+
+    /// Ends the sleep of a ring that waits for a kick.
+    fn look(&mut self, direction: Direction, memory: Option<&GuestMemoryMmap>) {
         match direction {
             Direction::Tx => self.tx.disarm(memory),
             Direction::Rx => {

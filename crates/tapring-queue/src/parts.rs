@@ -1,6 +1,8 @@
 //! A frame in guest memory: a short list of pieces, reused from frame to frame.
 
-use vm_memory::VolatileSlice;
+use vm_memory::{VolatileMemory, VolatileSlice};
+
+use crate::header::HEADER_BYTES;
 
 /// Pieces kept as they are. A Linux driver makes at most MAX_SKB_FRAGS + 2 = 19; a chain of more
 /// is gathered into a bounce buffer instead.
@@ -53,6 +55,21 @@ pub(crate) fn gather(parts: &[VolatileSlice<'_>], to: &mut [u8]) -> usize {
         at += part.copy_to(&mut to[at..]);
     }
     at
+}
+
+/// Takes a header that lies whole in front of `slice`, as it nearly always does, and returns the
+/// rest: two loads, where a copy of variable length costs 9 ns a frame.
+#[inline]
+pub(crate) fn take_header<'m>(
+    slice: &VolatileSlice<'m>,
+    to: &mut [u8; HEADER_BYTES],
+) -> Option<VolatileSlice<'m>> {
+    let rest = slice.offset(HEADER_BYTES).ok()?;
+    let front = slice.get_ref::<u64>(0).ok()?.load();
+    let back = slice.get_ref::<u32>(8).ok()?.load();
+    to[..8].copy_from_slice(&front.to_ne_bytes());
+    to[8..].copy_from_slice(&back.to_ne_bytes());
+    Some(rest)
 }
 
 /// Takes the first bytes of `slice` off into `to`, as many as both hold, and leaves the rest.

@@ -22,6 +22,7 @@ use crate::fault::Fault;
 use crate::header::HEADER_BYTES;
 use crate::in_flight::BATCH;
 use crate::kick::{AtDoor, DrainEnd, State};
+use crate::lookup::Lookup;
 use crate::ring::Ring;
 use crate::scatter::Scatter;
 use crate::setup::Features;
@@ -94,18 +95,19 @@ impl RxQueue {
         end
     }
 
-    fn deliver_all(
+    fn deliver_all<'m>(
         &mut self,
-        ring: &Ring<'_>,
-        memory: &GuestMemoryMmap,
+        ring: &Ring<'m>,
+        memory: &'m GuestMemoryMmap,
         source: &mut impl RxSource,
     ) -> RxEnd {
         let Some(mut posted) = self.vq.posted(ring) else {
             return RxEnd::NotRunning;
         };
         let mut refusals = BATCH;
+        let mut memory = Lookup::new(memory);
         while let Some(frame) = source.front() {
-            match self.deliver(ring, memory, frame, &mut posted, &mut refusals) {
+            match self.deliver(ring, &mut memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
                 Delivery::TooLarge => self.vq.stats.too_large += 1,
                 Delivery::NoBuffers(need) => {
@@ -128,10 +130,10 @@ impl RxQueue {
     }
 
     /// Puts one frame into the chains at the front of the ring, of which `posted` are known.
-    fn deliver(
+    fn deliver<'m>(
         &mut self,
-        ring: &Ring<'_>,
-        memory: &GuestMemoryMmap,
+        ring: &Ring<'m>,
+        memory: &mut Lookup<'m>,
         frame: &[u8],
         posted: &mut u16,
         refusals: &mut usize,
@@ -187,7 +189,7 @@ impl RxQueue {
     fn take_chain<'m>(
         &self,
         ring: &Ring<'m>,
-        memory: &'m GuestMemoryMmap,
+        memory: &mut Lookup<'m>,
         head: u16,
         scatter: &mut Scatter<'_, 'm>,
         ahead: u16,

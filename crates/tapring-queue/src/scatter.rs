@@ -1,10 +1,11 @@
 //! Writing a received frame into chains.
 
-use vm_memory::{GuestMemoryMmap, VolatileSlice};
+use vm_memory::{VolatileMemory, VolatileSlice};
 
 use crate::chain::Walk;
 use crate::fault::Fault;
 use crate::header::{HEADER_BYTES, NUM_BUFFERS_AT, PLAIN_HEADER};
+use crate::lookup::Lookup;
 use crate::ring::Ring;
 use crate::setup::QueueSize;
 
@@ -20,7 +21,7 @@ pub(crate) struct Scatter<'f, 'm> {
     /// needs more than one a byte and the rest of the last chain; without the bound, chains made
     /// of empty buffers would cost the square of the queue size.
     descriptors_left: usize,
-    /// Where the two bytes of num_buffers went; known only when the last chain is.
+    /// Where num_buffers went, in one piece or two; it is known only when the last chain is.
     num_buffers: [Option<VolatileSlice<'m>>; 2],
 }
 
@@ -54,7 +55,7 @@ impl<'f, 'm> Scatter<'f, 'm> {
     pub(crate) fn fill(
         &mut self,
         ring: &Ring<'m>,
-        memory: &'m GuestMemoryMmap,
+        memory: &mut Lookup<'m>,
         head: u16,
         indirect: bool,
     ) -> Result<Taken, Fault> {
@@ -70,7 +71,7 @@ impl<'f, 'm> Scatter<'f, 'm> {
                 return Err(Fault::WrongDirection);
             }
             capacity += u64::from(descriptor.len());
-            walk.slices(&descriptor, |slice| self.put(slice))?;
+            walk.pieces(&descriptor, |slice| self.put(slice))?;
         }
         // At most a frame and its header were written.
         let written = u32::try_from(self.written - before).map_err(|_| Fault::TooLarge)?;
@@ -93,6 +94,11 @@ impl<'f, 'm> Scatter<'f, 'm> {
     /// Writes header bytes to the front of `slice` and returns what is left of it.
     #[inline]
     fn put_header(&mut self, slice: VolatileSlice<'m>) -> VolatileSlice<'m> {
+        if self.written == 0
+            && let Some(rest) = self.put_whole_header(slice)
+        {
+            return rest;
+        }
         let from = self.written;
         let bytes = (HEADER_BYTES - from).min(slice.len());
         slice.copy_from(&PLAIN_HEADER[..bytes]);
@@ -106,12 +112,30 @@ impl<'f, 'm> Scatter<'f, 'm> {
         slice.offset(bytes).unwrap_or(slice)
     }
 
+    /// The usual case, two stores: a copy of variable length costs more than the frame's.
+    #[inline]
+    fn put_whole_header(&mut self, slice: VolatileSlice<'m>) -> Option<VolatileSlice<'m>> {
+        const { assert!(matches!(PLAIN_HEADER, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])) };
+        let rest = slice.offset(HEADER_BYTES).ok()?;
+        slice.get_ref::<u64>(0).ok()?.store(0);
+        slice.get_ref::<u32>(8).ok()?.store(0);
+        self.num_buffers[0] = slice.subslice(NUM_BUFFERS_AT, 2).ok();
+        self.written = HEADER_BYTES;
+        Some(rest)
+    }
+
     /// Writes num_buffers, now that it is known (§5.1.6.4).
     #[inline]
     pub(crate) fn finish(&self, num_buffers: u16) {
-        for (place, byte) in self.num_buffers.iter().zip(num_buffers.to_le_bytes()) {
-            if let Some(place) = place {
-                place.copy_from(&[byte]);
+        let bytes = num_buffers.to_le_bytes();
+        match &self.num_buffers {
+            [Some(both), None] => {
+                let _ = both.get_ref(0).map(|both| both.store(bytes));
+            }
+            places => {
+                for (place, byte) in places.iter().flatten().zip(bytes) {
+                    place.copy_from(&[byte]);
+                }
             }
         }
     }

@@ -51,6 +51,10 @@ impl Features {
     /// VIRTIO_F_VERSION_1: not a legacy device (§6.1).
     pub const VERSION_1: u64 = 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
+    /// Bits that are the frontend's and change under a running driver: VHOST_F_LOG_ALL (26) when
+    /// a migration begins or fails, VHOST_USER_F_PROTOCOL_FEATURES (30).
+    pub(crate) const TRANSPORT: u64 = 1 << 26 | 1 << 30;
+
     /// Whether every bit of `mask` was negotiated.
     pub const fn has(self, mask: u64) -> bool {
         self.0 & mask == mask

@@ -21,7 +21,8 @@ use crate::fault::Fault;
 use crate::header::{HEADER_BYTES, is_plain};
 use crate::in_flight::{BATCH, Entry, InFlight, Kind};
 use crate::kick::{DrainEnd, Requeue, State};
-use crate::parts::{Parts, gather, split_front};
+use crate::lookup::Lookup;
+use crate::parts::{Parts, gather, split_front, take_header};
 use crate::ring::Ring;
 use crate::setup::Features;
 use crate::virtqueue::Virtqueue;
@@ -145,20 +146,21 @@ impl TxQueue {
         frames
     }
 
-    fn pop_batch(
+    fn pop_batch<'m>(
         &mut self,
-        ring: &Ring<'_>,
-        memory: &GuestMemoryMmap,
+        ring: &Ring<'m>,
+        memory: &'m GuestMemoryMmap,
         posted: u16,
         sink: &mut impl TxSink,
     ) -> usize {
         let indirect = self.vq.features().has(Features::INDIRECT_DESC);
         let mut parser = Parser::new(ring, &mut self.bounce);
+        let mut memory = Lookup::new(memory);
         let mut frames = 0;
         for _ in 0..usize::from(posted).min(self.in_flight.room()) {
             let (index, head) = self.vq.pop(ring);
             let sent_before = self.sent_before & 1 == 1;
-            let kind = match parser.parse(ring, memory, head, indirect) {
+            let kind = match parser.parse(ring, &mut memory, head, indirect) {
                 Err(fault) => Kind::Malformed(fault),
                 Ok(bytes) if sent_before => Kind::SentBefore { bytes },
                 Ok(bytes) if sink.push(&parser.frame(bytes)) => {
@@ -306,7 +308,7 @@ impl<'m, 'b> Parser<'m, 'b> {
     fn parse(
         &mut self,
         ring: &Ring<'m>,
-        memory: &'m GuestMemoryMmap,
+        memory: &mut Lookup<'m>,
         head: u16,
         indirect: bool,
     ) -> Result<u32, Fault> {
@@ -326,7 +328,7 @@ impl<'m, 'b> Parser<'m, 'b> {
             if total > HEADER_BYTES + MAX_FRAME_BYTES {
                 return Err(Fault::TooLarge);
             }
-            walk.slices(&descriptor, |slice| self.take(slice))?;
+            walk.pieces(&descriptor, |slice| self.take(slice))?;
         }
         self.check(total)
     }
@@ -344,7 +346,15 @@ impl<'m, 'b> Parser<'m, 'b> {
     /// The header may be cut anywhere and share a descriptor with the frame (§2.7.4.1).
     #[inline]
     fn take(&mut self, mut slice: VolatileSlice<'m>) {
-        if self.header_len < HEADER_BYTES {
+        if self.header_len == 0
+            && let Some(rest) = take_header(&slice, &mut self.header)
+        {
+            self.header_len = HEADER_BYTES;
+            if rest.is_empty() {
+                return;
+            }
+            slice = rest;
+        } else if self.header_len < HEADER_BYTES {
             let (rest, taken) = split_front(slice, &mut self.header[self.header_len..]);
             self.header_len += taken;
             if rest.is_empty() {

@@ -58,7 +58,8 @@ fn receive_frames_that_are_held_are_delivered_after_a_restart_without_a_kick() {
 
 #[test]
 fn whatever_brings_a_ring_back_has_it_looked_at_before_anything_sleeps() {
-    let reasons: [(Requeue, fn(&mut Rig, &GuestMemoryMmap)); 5] = [
+    type ComeBack = fn(&mut Rig, &GuestMemoryMmap);
+    let reasons: [(Requeue, ComeBack); 5] = [
         (Requeue::Started, |rig, memory| {
             rig.pair.stop(Direction::Tx);
             let setup = rig.tx.setup();
@@ -69,7 +70,7 @@ fn whatever_brings_a_ring_back_has_it_looked_at_before_anything_sleeps() {
             rig.pair.enable(Direction::Tx, Some(memory));
         }),
         (Requeue::NewMemory, |rig, memory| {
-            rig.pair.remap(Some(memory))
+            rig.pair.remap(Some(memory));
         }),
         (Requeue::NewMemory, |rig, memory| {
             let addresses = rig.tx.addresses();

@@ -11,6 +11,7 @@
 //!
 //! A failing seed is printed; `TAPRING_SEED=n` plays it alone, `TAPRING_SEEDS=n` plays more.
 
+mod checks;
 mod guest;
 mod worker;
 

@@ -212,7 +212,11 @@ fn holes_of_every_shape_lose_and_double_nothing() {
         let mut rig = Rig::with(ALL, 128, 65_500);
         let mut posted = 0;
         let mut returned = 0;
-        while returned < 500 {
+        for step in 0.. {
+            assert!(step < 10_000, "seed {seed}: {returned} of 500 returned");
+            if returned == 500 {
+                break;
+            }
             while posted < 500 && rig.tx.room() > 0 && !rng.once_in(20) {
                 rig.post_tx(&frame(posted, 60));
                 posted += 1;
@@ -277,7 +281,15 @@ fn without_holes_frames_leave_in_ring_order_however_often_the_tap_fills() {
         let mut rng = Rng::new(seed);
         let mut rig = Rig::with(ALL, 256, 65_400);
         let mut posted = 0;
-        while rig.tap.sent.len() < 1000 {
+        for step in 0.. {
+            assert!(
+                step < 10_000,
+                "seed {seed}: {} of 1000 sent",
+                rig.tap.sent.len()
+            );
+            if rig.tap.sent.len() == 1000 {
+                break;
+            }
             while posted < 1000 && rig.tx.room() > 0 {
                 rig.post_tx(&frame(posted, 60 + posted % 100));
                 posted += 1;

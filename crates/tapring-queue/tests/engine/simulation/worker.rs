@@ -1,12 +1,11 @@
-//! The worker and the tap of the simulation, and what is checked.
+//! The worker, the tap and the frontend of the simulation.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tapring_queue::{
-    Block, Direction, Door, Features, QueuePair, RxEnd, RxSource, State, THRESHOLD_TIMER, TxFrame,
-    TxOutcome, TxSink,
+    Block, Direction, Door, Features, QueuePair, RxEnd, RxSource, State, TxFrame, TxOutcome, TxSink,
 };
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -21,19 +20,19 @@ const SLOTS: usize = 8;
 const PATIENCE: usize = 6;
 
 pub(super) struct World {
-    guest: RefCell<Guest>,
-    pair: QueuePair,
-    memory: GuestMemoryMmap,
+    pub(super) guest: RefCell<Guest>,
+    pub(super) pair: QueuePair,
+    pub(super) memory: GuestMemoryMmap,
     rng: Rng,
     features: u64,
-    now: Instant,
-    tap: Tap,
+    pub(super) now: Instant,
+    pub(super) tap: Tap,
     /// Completions come at once, or some time later as under SQPOLL.
     inline: bool,
     /// Frames behind one that was not sent may be sent (no links).
     holes: bool,
     /// The worker sleeps, until this moment at most.
-    asleep: Option<Option<Instant>>,
+    pub(super) asleep: Option<Option<Instant>>,
     idle_turns: usize,
     dropped: usize,
     /// What the frontend has done to a ring.
@@ -41,18 +40,18 @@ pub(super) struct World {
 }
 
 #[derive(Default)]
-struct Tap {
+pub(super) struct Tap {
     sent: Vec<usize>,
     /// Frames in flight, and whether their completions are in.
-    batch: Vec<Vec<u8>>,
+    pub(super) batch: Vec<Vec<u8>>,
     done: bool,
-    full: bool,
-    pollout: bool,
-    pollin: bool,
+    pub(super) full: bool,
+    pub(super) pollout: bool,
+    pub(super) pollin: bool,
     /// Frames of the host, made and not read; and read and not delivered.
     made: usize,
-    queue: VecDeque<Vec<u8>>,
-    held: VecDeque<Vec<u8>>,
+    pub(super) queue: VecDeque<Vec<u8>>,
+    pub(super) held: VecDeque<Vec<u8>>,
 }
 
 /// The guest acts between the frames of a batch.
@@ -81,7 +80,7 @@ impl RxSource for Source<'_> {
     }
 }
 
-// ---- the run ------------------------------------------------------------------------------
+// ---- the run ------------------------------------------------------------------------------------
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
@@ -214,7 +213,7 @@ impl World {
     }
 }
 
-// ---- the frontend -------------------------------------------------------------------------
+// ---- the frontend -------------------------------------------------------------------------------
 
 impl World {
     /// Something takes a ring out and, sooner or later, brings it back.
@@ -287,7 +286,7 @@ impl World {
     }
 }
 
-// ---- the worker ---------------------------------------------------------------------------
+// ---- the worker ---------------------------------------------------------------------------------
 
 impl World {
     fn worker(&mut self) {
@@ -313,10 +312,10 @@ impl World {
         let deadline = self.asleep.flatten();
         if events || deadline.is_some_and(|at| at <= self.now) {
             self.wake();
-        } else if let Some(at) = deadline {
-            if self.rng.once_in(4) {
-                self.now = at;
-            }
+        } else if let Some(at) = deadline
+            && self.rng.once_in(4)
+        {
+            self.now = at;
         }
     }
 
@@ -487,82 +486,5 @@ impl World {
         for direction in Direction::ALL {
             guest.called[direction.index()] |= called[direction.index()];
         }
-    }
-}
-
-// ---- what is checked ----------------------------------------------------------------------
-
-impl World {
-    /// Whether an event is on its way to the sleeping worker.
-    fn owed(&self) -> bool {
-        self.guest.borrow().owes()
-            || !self.tap.batch.is_empty()
-            || self.tap.pollout && !self.tap.full
-            || self.tap.pollin && !self.tap.queue.is_empty()
-            || self.asleep.is_some_and(|deadline| deadline.is_some())
-    }
-
-    /// Kicks are on in Armed and Starved, and where a stopped ring left them.
-    fn check_kicks(&self) {
-        let guest = self.guest.borrow();
-        for (direction, driver) in [(Direction::Rx, &guest.rx), (Direction::Tx, &guest.tx)] {
-            let state = self.pair.state(direction);
-            let may = matches!(state, State::Armed | State::Starved | State::Stopped);
-            let on = driver.asked_for(&self.memory, driver.size);
-            assert!(may || !on, "{direction} is {state:?} with kicks on");
-        }
-    }
-
-    fn check_sleep(&self) {
-        let guest = self.guest.borrow();
-        assert!(
-            !guest.missed_a_call(),
-            "a driver sleeps that should have been called"
-        );
-        self.check_late_wake(&guest);
-        if self.owed() {
-            return;
-        }
-        let (rx, tx) = (
-            self.pair.state(Direction::Rx),
-            self.pair.state(Direction::Tx),
-        );
-        match tx {
-            State::Armed => assert!(!guest.tx_pending(), "lost wake-up: TX chains wait"),
-            State::Blocked(Block::TapFull) => assert!(self.tap.pollout && self.tap.full),
-            State::Stopped | State::Blocked(Block::Disabled) => {}
-            _ => panic!("asleep with TX {tx:?}"),
-        }
-        let next = self.tap.held.front().or_else(|| self.tap.queue.front());
-        match rx {
-            State::Waiting => {
-                assert!(self.tap.held.is_empty(), "lost wake-up: a frame is held");
-                assert!(
-                    self.tap.queue.is_empty(),
-                    "lost wake-up: the tap has frames"
-                );
-            }
-            State::Starved => {
-                let fits = next.is_some_and(|frame| guest.has_room_for(frame.len() + 12));
-                assert!(!fits, "lost wake-up: there is room for the frame");
-            }
-            State::Stopped | State::Blocked(Block::Disabled) => {}
-            _ => panic!("asleep with RX {rx:?}"),
-        }
-    }
-
-    /// With chains of one size what a frame needs is exact, and its own need is all it waits for
-    /// once the threshold's timer has passed: waiting for the drop timer is a lost wake-up.
-    fn check_late_wake(&self, guest: &Guest) {
-        let (Some(Some(deadline)), false) = (self.asleep, guest.uneven) else {
-            return;
-        };
-        let starved = self.pair.state(Direction::Rx) == State::Starved;
-        if !starved || guest.owes() || deadline <= self.now + THRESHOLD_TIMER {
-            return;
-        }
-        let fits = |frame: &Vec<u8>| guest.has_room_for(frame.len() + 12);
-        let late = self.tap.held.front().is_some_and(fits);
-        assert!(!late, "lost wake-up: only the drop timer is left");
     }
 }
