@@ -45,7 +45,7 @@ impl Need {
             ),
             Self::Tun => (
                 files::opens("/dev/net/tun"),
-                "/dev/net/tun does not open: `modprobe tun`".to_owned(),
+                "/dev/net/tun does not open: `modprobe tun`, `chmod 0666 /dev/net/tun`".to_owned(),
             ),
             Self::Tool(name) => (
                 files::in_path(name).is_some(),
@@ -98,8 +98,8 @@ pub fn scenario(name: &str, needs: &[Need], body: impl FnOnce() -> Result<()> + 
 }
 
 fn record(outcome: &str, name: &str, detail: &str) {
-    // A handle to stderr, unlike eprintln!, is not captured by libtest.
-    let _ = writeln!(std::io::stderr(), "{outcome} {name}: {detail}");
+    // A handle to stderr, unlike eprintln!, is not captured by libtest, which has begun a line of its own.
+    let _ = writeln!(std::io::stderr(), "\n{outcome} {name}: {detail}");
     if let Some(path) = std::env::var_os("TAPRING_TEST_RECORD") {
         let mut file = OpenOptions::new()
             .append(true)
