@@ -72,6 +72,7 @@ pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError>
         create: settings.create_tap,
     })?;
     describe(&tap);
+    warn_of_shared_cpu(settings);
     let series = metrics.device(tap.name(), settings.queue_pairs);
     let (failed, ends) = mpsc::unbounded_channel();
     let workers = start_workers(settings, &tap, &series, &failed)?;
@@ -96,6 +97,19 @@ fn describe(tap: &Tap) {
         warn!(
             device,
             "the tap is down, frames are dropped: bring it up with `ip link set {device} up`"
+        );
+    }
+}
+
+/// It works, but every batch waits for a switch of threads: half the frames a second, or less.
+fn warn_of_shared_cpu(settings: &Settings) {
+    let shared = match settings.sqpoll_cpu {
+        Some(cpu) => settings.worker_cpus.contains(&cpu),
+        None => !settings.worker_cpus.is_empty(),
+    };
+    if settings.polls_in_kernel() && shared {
+        warn!(
+            "the polling thread shares a CPU with a worker: give it its own with --sqpoll-cpu, or use --poll inline"
         );
     }
 }

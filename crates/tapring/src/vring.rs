@@ -6,7 +6,7 @@
 //! [`HookVring`] wraps the crate's own ring, lets it keep the book from which the crate answers, and tells the worker:
 //!
 //! ```text
-//! SET_VRING_ADDR ── set_queue_info ───────► SetAddresses if it runs; Start if only the addresses were missing
+//! SET_VRING_ADDR ── set_queue_info ───────► SetAddresses if it is at work; else Stop, Start
 //! SET_VRING_KICK ── set_kick ─────────────► SetKick
 //!                └─ set_queue_ready(true) ► Start
 //! SET_VRING_CALL ── set_call ─────────────► SetCall
@@ -204,14 +204,17 @@ impl VringT<Memory> for HookVring {
         self.control.set_enabled(enabled);
     }
 
+    /// SET_VRING_ADDR. A ring that is at work moves without losing its place. One that is disabled starts anew, for its
+    /// driver may have, as after RESET_OWNER, which stops no ring; if it has not, its used index in memory is its place.
     fn set_queue_info(&self, desc: u64, avail: u64, used: u64) -> Result<(), RingError> {
         self.book.set_queue_info(desc, avail, used)?;
         let control = &self.control;
         control.addressed.store(true, Ordering::Relaxed);
-        if control.is_started() {
+        if control.is_started() && self.book.get_ref().is_enabled() {
             let addresses = addresses(desc, avail, used);
             control.tell(Command::SetAddresses(control.direction, addresses));
         } else {
+            self.stop();
             self.start_if_complete();
         }
         Ok(())

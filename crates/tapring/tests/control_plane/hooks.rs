@@ -109,6 +109,23 @@ fn a_live_ring_may_move_and_keeps_its_indices() {
 }
 
 #[test]
+fn a_disabled_ring_that_moves_starts_anew() {
+    let daemon = Daemon::start();
+    let mut guest = Guest::start(daemon.connect(), 4);
+    guest.frontend.set_vring_enable(0, false).expect("disabled");
+    guest
+        .frontend
+        .set_vring_addr(0, &config(5, 256))
+        .expect("moved");
+    let lines = of_pair(&daemon, 0);
+    assert_eq!(lines[lines.len() - 2], "stop rx");
+    let last = lines.last().expect("a line");
+    let started = format!("start rx size 256 desc {:#x} ", areas(5)[0]);
+    assert!(last.starts_with(&started), "{last}");
+    assert!(last.ends_with("next 4711"), "{last}");
+}
+
+#[test]
 fn the_same_features_again_go_to_the_workers_and_nowhere_else() {
     let daemon = Daemon::start();
     let guest = Guest::start(daemon.connect(), 4);

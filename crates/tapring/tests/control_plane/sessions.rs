@@ -112,6 +112,20 @@ fn a_worker_that_cannot_be_reset_ends_the_daemon() {
 }
 
 #[test]
+fn a_stuck_worker_does_not_hold_up_the_end() {
+    let daemon = Daemon::start();
+    let path = daemon.path();
+    let guest = Guest::start(daemon.connect(), 4);
+    daemon.book.deaf_to(Some("reset"));
+    let began = Instant::now();
+    let error = daemon.stop().expect_err("it did not drain");
+    assert!(matches!(error, Error::NotDrained), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(!path.exists());
+    drop(guest);
+}
+
+#[test]
 fn a_worker_that_ends_by_itself_ends_the_daemon() {
     let mut daemon = Daemon::start();
     let mut guest = Bytes::negotiated(daemon.connect());
