@@ -5,7 +5,8 @@ use std::io::{self, IsTerminal};
 use tracing_subscriber::EnvFilter;
 
 /// The vhost and virtio crates repeat in their own words what our lines say, and know no limit; RUST_LOG can have them.
-const DEFAULT: &str = "info,vhost=off,vhost_user_backend=off,virtio_queue=off,netlink_packet_route=off";
+const DEFAULT: &str =
+    "info,vhost=off,vhost_user_backend=off,virtio_queue=off,netlink_packet_route=off";
 
 /// Sends log events to stderr from now on. A second call changes nothing.
 pub fn start() {

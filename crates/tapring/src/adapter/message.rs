@@ -152,9 +152,16 @@ impl fmt::Display for Message {
         }
         for word in self.body.chunks(4).take(4) {
             f.write_str(" ")?;
-            word.iter().rev().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            word.iter()
+                .rev()
+                .try_for_each(|byte| write!(f, "{byte:02x}"))?;
         }
-        write!(f, " ({} bytes, {} descriptors)", self.body.len(), self.descriptors.len())
+        write!(
+            f,
+            " ({} bytes, {} descriptors)",
+            self.body.len(),
+            self.descriptors.len()
+        )
     }
 }
 

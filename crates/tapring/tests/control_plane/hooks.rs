@@ -189,7 +189,11 @@ fn memory_comes_and_goes_and_a_bad_map_changes_nothing() {
     let file = borrowed(&files[..1]);
     let mut one = |request, start| bytes.acknowledged_with(request, &single(start), &file);
     assert_eq!(one(FrontendReq::ADD_MEM_REG, MEMORY), Some(0));
-    assert_eq!(one(FrontendReq::ADD_MEM_REG, MEMORY), Some(1), "overlap");
+    assert_eq!(
+        one(FrontendReq::ADD_MEM_REG, MEMORY / 2),
+        Some(1),
+        "overlap"
+    );
     assert_eq!(
         one(FrontendReq::REM_MEM_REG, 8 * MEMORY),
         Some(1),

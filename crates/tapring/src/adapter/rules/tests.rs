@@ -20,8 +20,14 @@ fn adapter() -> Adapter {
 /// An adapter behind the usual negotiation.
 fn negotiated() -> Adapter {
     let mut adapter = adapter();
-    accept(&mut adapter, u64_message(FrontendReq::SET_PROTOCOL_FEATURES, MQ | REPLY_ACK));
-    accept(&mut adapter, u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1 | PROTOCOL));
+    accept(
+        &mut adapter,
+        u64_message(FrontendReq::SET_PROTOCOL_FEATURES, MQ | REPLY_ACK),
+    );
+    accept(
+        &mut adapter,
+        u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1 | PROTOCOL),
+    );
     adapter
 }
 
@@ -56,7 +62,9 @@ fn refusal(adapter: &mut Adapter, message: Message) -> Refusal {
 
 /// The same message with NEED_REPLY: an error reply, and the session goes on.
 fn refusal_reply(adapter: &mut Adapter, message: Message) -> Refusal {
-    let actions = adapter.on_request(message.needing_reply()).expect("the session goes on");
+    let actions = adapter
+        .on_request(message.needing_reply())
+        .expect("the session goes on");
     assert_eq!(replied(&actions), Some(FAILURE));
     assert!(actions.forward.is_empty() && !actions.awaits_reply);
     actions.refusal.expect("a line for the log")
@@ -82,7 +90,10 @@ fn forwarded(actions: &Actions) -> Vec<(FrontendReq, Vec<u32>)> {
 fn early_enables_are_held_and_replayed_behind_set_features() {
     let mut adapter = adapter();
     for (ring, value) in [(0, 1), (1, 1), (2, 1), (3, 0), (2, 0)] {
-        let held = accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, ring, value));
+        let held = accept(
+            &mut adapter,
+            state_message(FrontendReq::SET_VRING_ENABLE, ring, value),
+        );
         assert!(held.forward.is_empty() && held.reply.is_none() && !held.awaits_reply);
     }
     let features = u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1 | PROTOCOL);
@@ -90,14 +101,25 @@ fn early_enables_are_held_and_replayed_behind_set_features() {
     let sent = forwarded(&actions);
     assert_eq!(sent[0].0, FrontendReq::SET_FEATURES);
     let enables: Vec<_> = sent[1..].iter().map(|(_, words)| words.clone()).collect();
-    assert_eq!(enables, [[0, 1], [1, 1], [2, 0], [3, 0]], "the last value for each ring");
-    assert!(actions.forward[1..].iter().all(|message| !message.header.needs_reply()));
+    assert_eq!(
+        enables,
+        [[0, 1], [1, 1], [2, 0], [3, 0]],
+        "the last value for each ring"
+    );
+    assert!(
+        actions.forward[1..]
+            .iter()
+            .all(|message| !message.header.needs_reply())
+    );
 }
 
 #[test]
 fn a_held_enable_is_acknowledged_at_once_if_asked() {
     let mut adapter = adapter();
-    accept(&mut adapter, u64_message(FrontendReq::SET_PROTOCOL_FEATURES, REPLY_ACK));
+    accept(
+        &mut adapter,
+        u64_message(FrontendReq::SET_PROTOCOL_FEATURES, REPLY_ACK),
+    );
     let enable = state_message(FrontendReq::SET_VRING_ENABLE, 0, 1).needing_reply();
     assert_eq!(replied(&accept(&mut adapter, enable)), Some(SUCCESS));
 }
@@ -107,39 +129,73 @@ fn need_reply_means_nothing_before_it_was_negotiated() {
     let mut adapter = adapter();
     let enable = state_message(FrontendReq::SET_VRING_ENABLE, 0, 1).needing_reply();
     assert!(accept(&mut adapter, enable).reply.is_none());
-    let owner = accept(&mut adapter, message(FrontendReq::SET_OWNER).needing_reply());
+    let owner = accept(
+        &mut adapter,
+        message(FrontendReq::SET_OWNER).needing_reply(),
+    );
     assert!(!owner.awaits_reply);
 }
 
 #[test]
 fn set_features_is_acknowledged_once_though_enables_follow_it() {
     let mut adapter = adapter();
-    accept(&mut adapter, u64_message(FrontendReq::SET_PROTOCOL_FEATURES, REPLY_ACK));
-    accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 0, 1));
+    accept(
+        &mut adapter,
+        u64_message(FrontendReq::SET_PROTOCOL_FEATURES, REPLY_ACK),
+    );
+    accept(
+        &mut adapter,
+        state_message(FrontendReq::SET_VRING_ENABLE, 0, 1),
+    );
     let features = u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1 | PROTOCOL);
     let actions = accept(&mut adapter, features.needing_reply());
     assert!(actions.awaits_reply);
-    let asking = actions.forward.iter().filter(|message| message.header.needs_reply());
+    let asking = actions
+        .forward
+        .iter()
+        .filter(|message| message.header.needs_reply());
     assert_eq!(asking.count(), 1);
 }
 
 #[test]
 fn behind_set_features_enables_pass() {
     let mut adapter = negotiated();
-    let actions = accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 3, 0));
-    assert_eq!(forwarded(&actions), [(FrontendReq::SET_VRING_ENABLE, vec![3, 0])]);
+    let actions = accept(
+        &mut adapter,
+        state_message(FrontendReq::SET_VRING_ENABLE, 3, 0),
+    );
+    assert_eq!(
+        forwarded(&actions),
+        [(FrontendReq::SET_VRING_ENABLE, vec![3, 0])]
+    );
 }
 
 #[test]
 fn without_enable_messages_the_rings_are_enabled_as_it_is() {
     let mut adapter = adapter();
-    accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 0, 1));
-    let actions = accept(&mut adapter, u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1));
-    assert_eq!(actions.forward.len(), 1, "the crate takes no enable message then");
-    let enable = accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 0, 1));
+    accept(
+        &mut adapter,
+        state_message(FrontendReq::SET_VRING_ENABLE, 0, 1),
+    );
+    let actions = accept(
+        &mut adapter,
+        u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1),
+    );
+    assert_eq!(
+        actions.forward.len(),
+        1,
+        "the crate takes no enable message then"
+    );
+    let enable = accept(
+        &mut adapter,
+        state_message(FrontendReq::SET_VRING_ENABLE, 0, 1),
+    );
     assert!(enable.forward.is_empty());
     let disable = state_message(FrontendReq::SET_VRING_ENABLE, 0, 0);
-    assert_eq!(refusal(&mut adapter, disable), Refusal::CannotDisable { ring: 0 });
+    assert_eq!(
+        refusal(&mut adapter, disable),
+        Refusal::CannotDisable { ring: 0 }
+    );
 }
 
 #[test]
@@ -151,7 +207,10 @@ fn reset_owner_disables_all_rings_and_holds_again() {
     let disables: Vec<_> = sent[..4].iter().map(|(_, words)| words.clone()).collect();
     assert_eq!(disables, [[0, 0], [1, 0], [2, 0], [3, 0]]);
     assert_eq!(sent[4], (FrontendReq::RESET_OWNER, vec![]));
-    let enable = accept(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 0, 1));
+    let enable = accept(
+        &mut adapter,
+        state_message(FrontendReq::SET_VRING_ENABLE, 0, 1),
+    );
     assert!(enable.forward.is_empty(), "held");
     let owner = accept(&mut adapter, message(FrontendReq::SET_OWNER));
     assert_eq!(owner.forward.len(), 1, "a new owner");
@@ -160,8 +219,16 @@ fn reset_owner_disables_all_rings_and_holds_again() {
 #[test]
 fn a_second_set_owner_does_not_reach_the_crate() {
     let mut adapter = negotiated();
-    assert_eq!(accept(&mut adapter, message(FrontendReq::SET_OWNER)).forward.len(), 1);
-    let again = accept(&mut adapter, message(FrontendReq::SET_OWNER).needing_reply());
+    assert_eq!(
+        accept(&mut adapter, message(FrontendReq::SET_OWNER))
+            .forward
+            .len(),
+        1
+    );
+    let again = accept(
+        &mut adapter,
+        message(FrontendReq::SET_OWNER).needing_reply(),
+    );
     assert!(again.forward.is_empty());
     assert_eq!(replied(&again), Some(SUCCESS));
 }
@@ -170,7 +237,10 @@ fn a_second_set_owner_does_not_reach_the_crate() {
 fn queues_are_counted_the_way_the_frontend_counts() {
     let number = |queue_num, owner_first| {
         let mut adapter = Adapter::new(Offer::new(2, 1024), queue_num);
-        accept(&mut adapter, u64_message(FrontendReq::SET_PROTOCOL_FEATURES, MQ));
+        accept(
+            &mut adapter,
+            u64_message(FrontendReq::SET_PROTOCOL_FEATURES, MQ),
+        );
         if owner_first {
             accept(&mut adapter, message(FrontendReq::SET_OWNER));
         }
@@ -186,15 +256,25 @@ fn queues_are_counted_the_way_the_frontend_counts() {
 fn ring_sizes_are_powers_of_two_within_the_limit() {
     let mut adapter = negotiated();
     for size in [1, 2, 256, 1024] {
-        accept(&mut adapter, state_message(FrontendReq::SET_VRING_NUM, 1, size));
+        accept(
+            &mut adapter,
+            state_message(FrontendReq::SET_VRING_NUM, 1, size),
+        );
     }
     for size in [0, 3, 100, 2048, 4096, 32768, 65536, u32::MAX] {
         let message = || state_message(FrontendReq::SET_VRING_NUM, 1, size);
-        let expected = Refusal::RingSize { ring: 1, size, max: 1024 };
+        let expected = Refusal::RingSize {
+            ring: 1,
+            size,
+            max: 1024,
+        };
         assert_eq!(refusal_reply(&mut adapter, message()), expected);
         assert_eq!(refusal(&mut adapter, message()), expected);
         let line = expected.to_string();
-        assert!(line.contains(&format!("size {size} ")) && line.contains("1024"), "{line}");
+        assert!(
+            line.contains(&format!("size {size} ")) && line.contains("1024"),
+            "{line}"
+        );
     }
 }
 
@@ -210,14 +290,30 @@ fn rings_that_do_not_exist_are_refused_by_their_whole_index() {
             Request::GET_VRING_BASE,
         ] {
             let refused = refusal(&mut adapter, state_message(request, ring, 1));
-            assert!(matches!(refused, Refusal::RingIndex { .. }), "{request:?} {ring}");
+            assert!(
+                matches!(refused, Refusal::RingIndex { .. }),
+                "{request:?} {ring}"
+            );
         }
-        let addr = Message::request(Request::SET_VRING_ADDR, [ring; 10].map(u32::to_ne_bytes).concat());
-        assert!(matches!(refusal(&mut adapter, addr), Refusal::RingIndex { .. }));
-        for request in [Request::SET_VRING_KICK, Request::SET_VRING_CALL, Request::SET_VRING_ERR] {
+        let addr = Message::request(
+            Request::SET_VRING_ADDR,
+            [ring; 10].map(u32::to_ne_bytes).concat(),
+        );
+        assert!(matches!(
+            refusal(&mut adapter, addr),
+            Refusal::RingIndex { .. }
+        ));
+        for request in [
+            Request::SET_VRING_KICK,
+            Request::SET_VRING_CALL,
+            Request::SET_VRING_ERR,
+        ] {
             let message = u64_message(request, ring.into()).with_descriptor(event());
             let refused = adapter.on_request(message).expect_err("refused");
-            assert!(matches!(refused, Fault::Refused(Refusal::RingIndex { .. }) | Fault::Descriptors { .. }));
+            assert!(matches!(
+                refused,
+                Fault::Refused(Refusal::RingIndex { .. }) | Fault::Descriptors { .. }
+            ));
         }
     }
 }
@@ -226,17 +322,28 @@ fn rings_that_do_not_exist_are_refused_by_their_whole_index() {
 fn a_refused_question_ends_the_session_even_with_need_reply() {
     let mut adapter = negotiated();
     let question = state_message(FrontendReq::GET_VRING_BASE, 4, 0).needing_reply();
-    adapter.on_request(question).expect_err("an u64 is no answer to it");
+    adapter
+        .on_request(question)
+        .expect_err("an u64 is no answer to it");
 }
 
 #[test]
 fn only_eventfds_are_taken() {
     let mut adapter = negotiated();
-    for request in [FrontendReq::SET_VRING_KICK, FrontendReq::SET_VRING_CALL, FrontendReq::SET_VRING_ERR] {
-        accept(&mut adapter, u64_message(request, 1).with_descriptor(event()));
+    for request in [
+        FrontendReq::SET_VRING_KICK,
+        FrontendReq::SET_VRING_CALL,
+        FrontendReq::SET_VRING_ERR,
+    ] {
+        accept(
+            &mut adapter,
+            u64_message(request, 1).with_descriptor(event()),
+        );
         let (socket, _peer) = UnixStream::pair().expect("socket pair");
         let strange = u64_message(request, 1).with_descriptor(socket.into());
-        let fault = adapter.on_request(strange.needing_reply()).expect_err("ends the session");
+        let fault = adapter
+            .on_request(strange.needing_reply())
+            .expect_err("ends the session");
         assert!(matches!(fault, Fault::NoEventfd { ring: 1, .. }), "{fault}");
     }
 }
@@ -255,7 +362,10 @@ fn descriptors_must_be_as_announced() {
         assert!(matches!(fault, Fault::Descriptors { .. }), "{fault}");
     }
     let polled = u64_message(FrontendReq::SET_VRING_KICK, 0x102);
-    assert_eq!(refusal_reply(&mut adapter, polled), Refusal::NoKick { ring: 2 });
+    assert_eq!(
+        refusal_reply(&mut adapter, polled),
+        Refusal::NoKick { ring: 2 }
+    );
 }
 
 #[test]
@@ -268,7 +378,10 @@ fn features_must_have_been_offered() {
     let expected = Refusal::Features(FeatureFault::ShortHeader);
     assert_eq!(refusal(&mut adapter, legacy), expected);
     let config = u64_message(FrontendReq::SET_PROTOCOL_FEATURES, 1 << 9);
-    assert_eq!(refusal(&mut adapter, config), Refusal::ProtocolFeatures(1 << 9));
+    assert_eq!(
+        refusal(&mut adapter, config),
+        Refusal::ProtocolFeatures(1 << 9)
+    );
 }
 
 #[test]
@@ -277,7 +390,9 @@ fn optional_requests_are_refused_or_passed_over() {
     for request in [FrontendReq::SEND_RARP, FrontendReq::NET_SET_MTU] {
         let refused = refusal_reply(&mut adapter, u64_message(request, 0));
         assert_eq!(refused, Refusal::Unsupported(request));
-        let ignored = adapter.on_request(u64_message(request, 0)).expect("the session goes on");
+        let ignored = adapter
+            .on_request(u64_message(request, 0))
+            .expect("the session goes on");
         assert_eq!(ignored.refusal, Some(Refusal::Unsupported(request)));
         assert!(ignored.forward.is_empty() && ignored.reply.is_none());
     }
@@ -293,22 +408,41 @@ fn nonsense_ends_the_session() {
     for request in [0, 45, 200, u32::MAX] {
         let mut strange = message(FrontendReq::GET_FEATURES).needing_reply();
         strange.header.request = request;
-        assert_eq!(adapter.on_request(strange).expect_err("unknown"), Fault::UnknownRequest(request));
+        assert_eq!(
+            adapter.on_request(strange).expect_err("unknown"),
+            Fault::UnknownRequest(request)
+        );
     }
     let mut reply = message(FrontendReq::GET_FEATURES);
     reply.header.flags |= 0x4;
-    assert!(matches!(adapter.on_request(reply), Err(Fault::ReplyFromFrontend(_))));
-    for request in [FrontendReq::SET_VRING_NUM, FrontendReq::SET_VRING_KICK, FrontendReq::SET_FEATURES] {
+    assert!(matches!(
+        adapter.on_request(reply),
+        Err(Fault::ReplyFromFrontend(_))
+    ));
+    for request in [
+        FrontendReq::SET_VRING_NUM,
+        FrontendReq::SET_VRING_KICK,
+        FrontendReq::SET_FEATURES,
+    ] {
         let short = adapter.on_request(message(request)).expect_err("no body");
         assert!(matches!(short, Fault::BodySize { bytes: 0, .. }));
     }
     assert_eq!(
-        refusal(&mut adapter, state_message(FrontendReq::SET_VRING_ENABLE, 0, 2)),
+        refusal(
+            &mut adapter,
+            state_message(FrontendReq::SET_VRING_ENABLE, 0, 2)
+        ),
         Refusal::EnableValue { ring: 0, value: 2 }
     );
     assert_eq!(
-        refusal(&mut adapter, state_message(FrontendReq::SET_VRING_BASE, 0, 0x10000)),
-        Refusal::RingBase { ring: 0, base: 0x10000 }
+        refusal(
+            &mut adapter,
+            state_message(FrontendReq::SET_VRING_BASE, 0, 0x10000)
+        ),
+        Refusal::RingBase {
+            ring: 0,
+            base: 0x10000
+        }
     );
 }
 
@@ -316,8 +450,20 @@ fn nonsense_ends_the_session() {
 fn the_crates_answer_is_awaited_exactly_when_there_is_one() {
     let mut adapter = negotiated();
     assert!(accept(&mut adapter, message(FrontendReq::GET_FEATURES)).awaits_reply);
-    assert!(accept(&mut adapter, message(FrontendReq::GET_FEATURES).needing_reply()).awaits_reply);
-    assert!(accept(&mut adapter, state_message(FrontendReq::GET_VRING_BASE, 0, 0)).awaits_reply);
+    assert!(
+        accept(
+            &mut adapter,
+            message(FrontendReq::GET_FEATURES).needing_reply()
+        )
+        .awaits_reply
+    );
+    assert!(
+        accept(
+            &mut adapter,
+            state_message(FrontendReq::GET_VRING_BASE, 0, 0)
+        )
+        .awaits_reply
+    );
     let num = || state_message(FrontendReq::SET_VRING_NUM, 0, 256);
     assert!(!accept(&mut adapter, num()).awaits_reply);
     assert!(accept(&mut adapter, num().needing_reply()).awaits_reply);
