@@ -6,6 +6,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::net::netdevice::name_to_index;
@@ -17,6 +19,11 @@ const TUN_DEVICE: &str = "/dev/net/tun";
 
 /// MAX_TAP_QUEUES of the kernel.
 const MAX_QUEUES: u16 = 256;
+
+/// How long a tap may be held before that is an error. Ours are free within 100 ms of the end of their process.
+const BUSY_LIMIT: Duration = Duration::from_millis(700);
+
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Which tap, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +131,13 @@ pub enum TapError {
     },
 }
 
+impl TapError {
+    /// Whether the tap is perhaps only being let go of. One that goes while we look is then made again.
+    const fn may_pass(&self, options: &TapOptions) -> bool {
+        matches!(self, Self::Busy { .. }) || matches!(self, Self::Missing { .. }) && options.create
+    }
+}
+
 /// An open tap: all its queues, and whether it is ours.
 #[derive(Debug)]
 pub struct Tap {
@@ -136,8 +150,23 @@ pub struct Tap {
 impl Tap {
     /// Opens the tap in the network namespace of this thread, with a 12-byte header in front of each frame, no
     /// offloads, and non-blocking.
+    ///
+    /// The io_uring of a process that was killed lets go of its tap a moment after the process is gone, so a tap that is
+    /// held is tried again for [`BUSY_LIMIT`].
     pub fn open(options: &TapOptions) -> Result<Self, TapError> {
         check(options)?;
+        let began = Instant::now();
+        loop {
+            match Self::try_open(options) {
+                Err(error) if error.may_pass(options) && began.elapsed() < BUSY_LIMIT => {
+                    thread::sleep(BUSY_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn try_open(options: &TapOptions) -> Result<Self, TapError> {
         let socket =
             sys::interface_socket().map_err(|source| options.failed("ask about", source))?;
         let existing = name_to_index(&socket, &options.name).ok();

@@ -4,6 +4,9 @@
 //! network card. So what can be told from the message is checked here, where a refusal is only an error reply and the
 //! old map stays.
 
+use std::os::fd::OwnedFd;
+
+use rustix::fs::fstat;
 use thiserror::Error;
 
 use super::message::{MAX_DESCRIPTORS, u32_at, u64_at};
@@ -36,6 +39,26 @@ pub(crate) enum MemoryFault {
     Missing { start: u64, size: u64 },
 }
 
+/// Which file a descriptor is of: device and inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileId(u64, u64);
+
+impl FileId {
+    pub(crate) fn of(descriptor: &OwnedFd) -> Self {
+        fstat(descriptor).map_or_else(|_| Self::default(), |stat| Self(stat.st_dev, stat.st_ino))
+    }
+}
+
+/// What a change that was taken means for the crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It has to hear of it.
+    New,
+    /// Its map stays as it is. QEMU keeps a book of regions for each queue pair and adds and removes every region once
+    /// for each of them.
+    Same,
+}
+
 /// The regions in force, in guest-physical addresses.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMap {
@@ -44,41 +67,42 @@ pub(crate) struct MemoryMap {
 
 impl MemoryMap {
     /// SET_MEM_TABLE: the regions of `body` take the place of all others.
-    pub(crate) fn replace(&mut self, body: &[u8], descriptors: usize) -> Result<(), MemoryFault> {
+    pub(crate) fn replace(&mut self, body: &[u8], files: &[FileId]) -> Result<Change, MemoryFault> {
         let count = table_length(body)?;
-        if count != descriptors {
-            return Err(MemoryFault::Descriptors {
-                regions: count,
-                descriptors,
-            });
-        }
+        one_each(count, files)?;
         let mut table = Self::default();
-        for bytes in body[PREFIX_BYTES..].chunks_exact(REGION_BYTES) {
-            table.insert(Region::parse(bytes)?)?;
+        let regions = body[PREFIX_BYTES..].chunks_exact(REGION_BYTES);
+        for (bytes, file) in regions.zip(files) {
+            table.insert(Region::parse(bytes, *file)?)?;
         }
         *self = table;
-        Ok(())
+        Ok(Change::New)
     }
 
     /// ADD_MEM_REG.
-    pub(crate) fn add(&mut self, body: &[u8], descriptors: usize) -> Result<(), MemoryFault> {
-        if descriptors != 1 {
-            return Err(MemoryFault::Descriptors {
-                regions: 1,
-                descriptors,
-            });
+    pub(crate) fn add(&mut self, body: &[u8], files: &[FileId]) -> Result<Change, MemoryFault> {
+        one_each(1, files)?;
+        let region = single(body, files[0])?;
+        if let Some(known) = self.regions.iter_mut().find(|known| known.is(&region)) {
+            known.additions = known.additions.saturating_add(1);
+            return Ok(Change::Same);
         }
-        self.insert(single(body)?)
+        self.insert(region)?;
+        Ok(Change::New)
     }
 
-    /// REM_MEM_REG.
-    pub(crate) fn remove(&mut self, body: &[u8]) -> Result<(), MemoryFault> {
-        let Region { start, size } = single(body)?;
+    /// REM_MEM_REG. The offset into the file and the user's address are not compared: the specification leaves them out.
+    pub(crate) fn remove(&mut self, body: &[u8]) -> Result<Change, MemoryFault> {
+        let Region { start, size, .. } = single(body, FileId::default())?;
         let is_it = |region: &Region| region.start == start && region.size == size;
         let position = self.regions.iter().position(is_it);
         let position = position.ok_or(MemoryFault::Missing { start, size })?;
+        if self.regions[position].additions > 1 {
+            self.regions[position].additions -= 1;
+            return Ok(Change::Same);
+        }
         self.regions.swap_remove(position);
-        Ok(())
+        Ok(Change::New)
     }
 
     fn insert(&mut self, region: Region) -> Result<(), MemoryFault> {
@@ -97,22 +121,52 @@ impl MemoryMap {
 struct Region {
     start: u64,
     size: u64,
+    user: u64,
+    offset: u64,
+    file: FileId,
+    /// How often it was added and not removed.
+    additions: u32,
 }
 
 impl Region {
-    fn parse(bytes: &[u8]) -> Result<Self, MemoryFault> {
+    fn parse(bytes: &[u8], file: FileId) -> Result<Self, MemoryFault> {
         let [start, size, user, offset] = [0, 8, 16, 24].map(|at| u64_at(bytes, at));
         let fits = |base: u64| base.checked_add(size).is_some();
         if size == 0 || ![start, user, offset].into_iter().all(fits) {
             return Err(MemoryFault::Range(start));
         }
-        Ok(Self { start, size })
+        Ok(Self {
+            start,
+            size,
+            user,
+            offset,
+            file,
+            additions: 1,
+        })
+    }
+
+    /// Whether the same memory lies at the same place.
+    fn is(&self, other: &Self) -> bool {
+        let place = |region: &Self| (region.start, region.size, region.user);
+        let memory = |region: &Self| (region.file, region.offset);
+        place(self) == place(other) && memory(self) == memory(other)
     }
 
     /// No end overflows: [`Self::parse`] saw to that.
     const fn overlaps(self, other: Self) -> bool {
         self.start < other.start + other.size && other.start < self.start + self.size
     }
+}
+
+fn one_each(regions: usize, files: &[FileId]) -> Result<(), MemoryFault> {
+    let descriptors = files.len();
+    if regions == descriptors {
+        return Ok(());
+    }
+    Err(MemoryFault::Descriptors {
+        regions,
+        descriptors,
+    })
 }
 
 fn table_length(body: &[u8]) -> Result<usize, MemoryFault> {
@@ -129,16 +183,18 @@ fn table_length(body: &[u8]) -> Result<usize, MemoryFault> {
     Ok(count)
 }
 
-fn single(body: &[u8]) -> Result<Region, MemoryFault> {
+fn single(body: &[u8], file: FileId) -> Result<Region, MemoryFault> {
     if body.len() != PREFIX_BYTES + REGION_BYTES {
         return Err(MemoryFault::Shape);
     }
-    Region::parse(&body[PREFIX_BYTES..])
+    Region::parse(&body[PREFIX_BYTES..], file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FILE: FileId = FileId(1, 2);
 
     fn region(start: u64, size: u64) -> Vec<u8> {
         [start, size, start + 0x7000_0000, 0]
@@ -162,13 +218,16 @@ mod tests {
     #[test]
     fn a_bad_table_leaves_the_old_one_in_force() {
         let mut map = MemoryMap::default();
-        assert_eq!(map.replace(&table(&[(0, 0x1000)]), 1), Ok(()));
+        assert_eq!(
+            map.replace(&table(&[(0, 0x1000)]), &[FILE; 1]),
+            Ok(Change::New)
+        );
         let overlapping = table(&[(0x1000, 0x1000), (0x1fff, 1)]);
         assert_eq!(
-            map.replace(&overlapping, 2),
+            map.replace(&overlapping, &[FILE; 2]),
             Err(MemoryFault::Overlap(0x1fff))
         );
-        assert_eq!(map.remove(&one(0, 0x1000)), Ok(()));
+        assert_eq!(map.remove(&one(0, 0x1000)), Ok(Change::New));
     }
 
     #[test]
@@ -176,49 +235,71 @@ mod tests {
         let mut map = MemoryMap::default();
         let many: Vec<_> = (0..33).map(|n| (n * 0x1000, 0x1000)).collect();
         assert_eq!(
-            map.replace(&table(&many), 33),
+            map.replace(&table(&many), &[FILE; 33]),
             Err(MemoryFault::TableTooLong(33))
         );
-        assert_eq!(map.replace(&table(&many[..32]), 32), Ok(()));
         assert_eq!(
-            map.replace(&table(&[(0, 1)]), 0),
+            map.replace(&table(&many[..32]), &[FILE; 32]),
+            Ok(Change::New)
+        );
+        assert_eq!(
+            map.replace(&table(&[(0, 1)]), &[]),
             Err(MemoryFault::Descriptors {
                 regions: 1,
                 descriptors: 0
             })
         );
         assert_eq!(
-            map.replace(&table(&[(0, 0)]), 1),
+            map.replace(&table(&[(0, 0)]), &[FILE]),
             Err(MemoryFault::Range(0))
         );
-        assert_eq!(map.replace(&[0; 7], 0), Err(MemoryFault::Shape));
-        assert_eq!(map.replace(&[0; 8], 0), Err(MemoryFault::Shape));
+        assert_eq!(map.replace(&[0; 7], &[]), Err(MemoryFault::Shape));
+        assert_eq!(map.replace(&[0; 8], &[]), Err(MemoryFault::Shape));
     }
 
     #[test]
     fn regions_come_and_go_one_by_one() {
         let mut map = MemoryMap::default();
-        assert_eq!(map.add(&one(0x1000, 0x1000), 1), Ok(()));
+        assert_eq!(map.add(&one(0x1000, 0x1000), &[FILE; 1]), Ok(Change::New));
         assert_eq!(
-            map.add(&one(0x1800, 0x1000), 1),
+            map.add(&one(0x1800, 0x1000), &[FILE; 1]),
             Err(MemoryFault::Overlap(0x1800))
         );
-        assert_eq!(map.add(&one(0x2000, 0x1000), 1), Ok(()));
+        assert_eq!(map.add(&one(0x2000, 0x1000), &[FILE; 1]), Ok(Change::New));
         let missing = MemoryFault::Missing {
             start: 0x1000,
             size: 0x2000,
         };
         assert_eq!(map.remove(&one(0x1000, 0x2000)), Err(missing));
-        assert_eq!(map.remove(&one(0x1000, 0x1000)), Ok(()));
-        assert_eq!(map.add(&one(0x1800, 0x800), 1), Ok(()));
+        assert_eq!(map.remove(&one(0x1000, 0x1000)), Ok(Change::New));
+        assert_eq!(map.add(&one(0x1800, 0x800), &[FILE; 1]), Ok(Change::New));
+    }
+
+    #[test]
+    fn a_region_added_twice_is_there_until_removed_twice() {
+        let mut map = MemoryMap::default();
+        let region = one(0x1000, 0x1000);
+        assert_eq!(map.add(&region, &[FILE]), Ok(Change::New));
+        assert_eq!(map.add(&region, &[FILE]), Ok(Change::Same));
+        let other_file = map.add(&region, &[FileId(1, 3)]);
+        assert_eq!(other_file, Err(MemoryFault::Overlap(0x1000)));
+        assert_eq!(map.remove(&region), Ok(Change::Same));
+        assert_eq!(map.remove(&region), Ok(Change::New));
+        assert!(map.remove(&region).is_err());
     }
 
     #[test]
     fn the_number_of_regions_is_bounded() {
         let mut map = MemoryMap::default();
         for n in 0..MAX_REGIONS as u64 {
-            assert_eq!(map.add(&one(n * 0x1000, 0x1000), 1), Ok(()));
+            assert_eq!(
+                map.add(&one(n * 0x1000, 0x1000), &[FILE; 1]),
+                Ok(Change::New)
+            );
         }
-        assert_eq!(map.add(&one(1 << 40, 0x1000), 1), Err(MemoryFault::Full));
+        assert_eq!(
+            map.add(&one(1 << 40, 0x1000), &[FILE; 1]),
+            Err(MemoryFault::Full)
+        );
     }
 }

@@ -8,7 +8,7 @@ use tapring_io::require_eventfd;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 
-use super::memory_map::{MemoryFault, MemoryMap};
+use super::memory_map::{Change, FileId, MemoryFault, MemoryMap};
 use super::message::{Message, u32_at, u64_at};
 use super::refusal::{Fault, Refusal};
 use crate::features::{Offer, QueueNum};
@@ -264,14 +264,17 @@ impl Adapter {
     }
 
     fn change_memory(&mut self, request: FrontendReq, message: Message) -> Result<Actions, Fault> {
-        let (body, descriptors) = (&message.body, message.descriptors.len());
-        let changed: Result<(), MemoryFault> = match request {
-            FrontendReq::SET_MEM_TABLE => self.memory.replace(body, descriptors),
-            FrontendReq::ADD_MEM_REG => self.memory.add(body, descriptors),
+        let body = &message.body;
+        let files: Vec<_> = message.descriptors.iter().map(FileId::of).collect();
+        let changed: Result<Change, MemoryFault> = match request {
+            FrontendReq::SET_MEM_TABLE => self.memory.replace(body, &files),
+            FrontendReq::ADD_MEM_REG => self.memory.add(body, &files),
             _ => self.memory.remove(body),
         };
-        changed.map_err(Refusal::from)?;
-        Ok(self.pass(message))
+        match changed.map_err(Refusal::from)? {
+            Change::New => Ok(self.pass(message)),
+            Change::Same => Ok(self.done(&message)),
+        }
     }
 
     /// The body of the messages that carry a ring's index and a number.
