@@ -34,6 +34,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     logging::start();
     match command {
         Command::Serve(arguments) => {
+            signals::hold()?;
             if arguments.dies_with_parent() {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
             }

@@ -149,7 +149,7 @@ fn announce(settings: &Settings, device: &Device) {
 
 async fn drain(supervisor: Supervisor, device: Arc<Device>, keep: Keep) -> Result<(), Error> {
     supervisor.end_session().await?;
-    // Waiting for threads would keep this one from seeing a second signal.
+    // Waiting for threads here would keep this one from seeing the limit pass.
     let (done, ended) = oneshot::channel();
     thread::spawn(move || {
         device.exit();

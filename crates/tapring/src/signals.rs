@@ -1,32 +1,33 @@
 //! SIGTERM and SIGINT.
+//!
+//! From the first lines of the program on they are held back by the thread's mask, until there is somebody to catch them:
+//! a daemon that is told to end while it is still starting ends in order too. (Before that the kernel's default applies:
+//! the process ends, with nothing begun.)
 
 use std::io;
-use std::process;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use nix::sys::signal::{SigSet, Signal as Number};
+use tokio::signal::unix::{SignalKind, signal};
 
-/// What a shell says of a process that was interrupted.
-const EXIT_INTERRUPTED: i32 = 130;
+/// Holds the signals back until [`terminated`] catches them. For the thread that will, before there are others.
+pub fn hold() -> io::Result<()> {
+    Ok(both().thread_block()?)
+}
 
-/// Resolves at the first SIGTERM or SIGINT. At the second the process exits, whatever it is waiting for.
+/// Resolves at the first SIGTERM or SIGINT. Later ones change nothing: the end has a limit of its own.
 ///
 /// The signals are caught from the first time this is polled, which must be on the control thread.
 pub async fn terminated() -> io::Result<()> {
-    let mut signals = (
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-    );
-    either(&mut signals).await;
-    tokio_uring::spawn(async move {
-        either(&mut signals).await;
-        process::exit(EXIT_INTERRUPTED);
-    });
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    both().thread_unblock()?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
     Ok(())
 }
 
-async fn either((one, other): &mut (Signal, Signal)) {
-    tokio::select! {
-        _ = one.recv() => {}
-        _ = other.recv() => {}
-    }
+fn both() -> SigSet {
+    [Number::SIGTERM, Number::SIGINT].into_iter().collect()
 }

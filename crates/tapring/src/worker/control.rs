@@ -112,7 +112,9 @@ impl DataPath {
 
     fn set_features(&mut self, features: Features) -> Result<(), PortError> {
         self.drain()?;
-        self.rings.set_features(features, self.memory.as_deref());
+        if self.rings.set_features(features, self.memory.as_deref()) {
+            self.discard();
+        }
         Ok(())
     }
 
@@ -126,7 +128,11 @@ impl DataPath {
 
     fn set_kick(&mut self, direction: Direction, fd: Option<OwnedFd>) -> Result<(), PortError> {
         match fd {
-            Some(fd) => self.port.watch(kick_of(direction), fd),
+            Some(fd) => {
+                self.port.watch(kick_of(direction), fd)?;
+                self.rings.on_new_kick(direction, self.memory.as_deref());
+                Ok(())
+            }
             None => {
                 self.port.unwatch(kick_of(direction));
                 Ok(())
@@ -161,10 +167,15 @@ impl DataPath {
         self.errs = [None, None];
         self.memory = None;
         self.port.set_memory(None)?;
+        self.discard();
+        Ok(())
+    }
+
+    /// Drops what has come from the host up to now: it was for another guest, or for another driver of this one.
+    fn discard(&mut self) {
         self.pace = Pace::default();
         let discarded = self.port.rx_discard();
         self.counters.discarded(&discarded);
-        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tapring_io::{Discarded, Port, RxBatch, TxOutcome};
 use tapring_metrics::{Counter, PairMetrics, QueueMetrics};
 use tapring_queue::{self as queue, Direction, Fault, QueuePair, QueueStats};
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::log_limit::LogLimit;
 
@@ -27,9 +27,9 @@ enum RxDrop {
 /// Positions in `tapring_metrics::table::TX_DROP_REASONS`.
 #[derive(Clone, Copy)]
 enum TxDrop {
-    TapDown,
-    TapRefused,
-    TapGone,
+    Down,
+    Refused,
+    Gone,
 }
 
 /// The counters of one worker.
@@ -63,7 +63,8 @@ impl Counters {
         let stats = port.stats();
         add(&self.metrics.ring_enters, stats.ring_enters);
         add(&self.metrics.sqpoll_wakeups, stats.sqpoll_wakeups);
-        add(&self.metrics.rx.tap_poll_arms, stats.tap_poll_arms);
+        add(&self.metrics.rx.tap_poll_arms, stats.readable_arms);
+        add(&self.metrics.tx.tap_poll_arms, stats.writable_arms);
     }
 
     /// A transmit batch is whole.
@@ -75,9 +76,9 @@ impl Counters {
     /// The tap did not take a frame and never will.
     pub(super) fn lost(&self, outcome: TxOutcome) -> queue::TxOutcome {
         let reason = match outcome {
-            TxOutcome::Down => TxDrop::TapDown,
-            TxOutcome::Gone => TxDrop::TapGone,
-            TxOutcome::Refused(_) | TxOutcome::Sent | TxOutcome::TapFull => TxDrop::TapRefused,
+            TxOutcome::Down => TxDrop::Down,
+            TxOutcome::Gone => TxDrop::Gone,
+            TxOutcome::Refused(_) | TxOutcome::Sent | TxOutcome::TapFull => TxDrop::Refused,
         };
         self.metrics.tx.dropped[reason as usize].increment(1);
         if let Some(more) = LOSS_LINES.pass() {
@@ -90,6 +91,15 @@ impl Counters {
             );
         }
         queue::TxOutcome::Dropped
+    }
+
+    /// The tap was deleted. The port says so once, and frames of the guest are dropped and counted from now on.
+    pub(super) fn tap_gone(&self) {
+        let (device, queue) = (&self.device, self.pair);
+        error!(
+            device,
+            queue, "the tap was deleted: make it again and restart the daemon"
+        );
     }
 
     /// A batch of reads is in.
@@ -204,11 +214,11 @@ mod tests {
             table::RX_DROP_REASONS[RxDrop::TapError as usize],
             "tap_error"
         );
-        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapDown as usize], "tap_down");
+        assert_eq!(table::TX_DROP_REASONS[TxDrop::Down as usize], "tap_down");
         assert_eq!(
-            table::TX_DROP_REASONS[TxDrop::TapRefused as usize],
+            table::TX_DROP_REASONS[TxDrop::Refused as usize],
             "tap_refused"
         );
-        assert_eq!(table::TX_DROP_REASONS[TxDrop::TapGone as usize], "tap_gone");
+        assert_eq!(table::TX_DROP_REASONS[TxDrop::Gone as usize], "tap_gone");
     }
 }

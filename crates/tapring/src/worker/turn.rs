@@ -83,6 +83,9 @@ impl DataPath {
             self.pace.on_readable();
             self.rings.rx.on_readable();
         }
+        if events.tap_gone {
+            self.counters.tap_gone();
+        }
     }
 
     /// Guest to host. Returns whether there was anything to do.
