@@ -71,11 +71,11 @@ pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError>
         queue_pairs: settings.queue_pairs,
         create: settings.create_tap,
     })?;
-    describe(&tap);
-    warn_of_shared_cpu(settings);
     let series = metrics.device(tap.name(), settings.queue_pairs);
     let (failed, ends) = mpsc::unbounded_channel();
     let workers = start_workers(settings, &tap, &series, &failed)?;
+    describe(&tap);
+    warn_of_shared_cpu(settings);
     let handles = workers.iter().map(|worker| worker.handle.clone()).collect();
     let max = settings.max_ring_size;
     Ok(Opened {
@@ -139,7 +139,8 @@ fn start_workers(
                 poll: poll_mode(settings, attach),
                 force_plain: settings.plain_io,
                 ..PortOptions::default()
-            },
+            }
+            .with_mtu(tap.mtu().unwrap_or_default()),
             cpu: settings.worker_cpu(pair),
             metrics: metrics.clone(),
             failed: Box::new(move |reason| {

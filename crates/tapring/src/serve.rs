@@ -3,9 +3,9 @@
 //! Start: what can fail without leaving a trace comes first.
 //!
 //! 1. The settings as a whole, io_uring for the control thread, the signals, the metrics address.
-//! 2. A look at the socket's path: with a live daemon there, not even its tap is touched.
+//! 2. The socket, not yet at its path: with a live daemon there, not even its tap is touched.
 //! 3. The tap and its workers.
-//! 4. The socket. So where the socket's file is, the tap is too, and frontends are accepted.
+//! 4. The socket moves to its path. So where its file is, the tap is too, and frontends are accepted.
 //!
 //! End, at SIGTERM: the socket's file goes, the session is cut and drains, the workers drain and end, the tap is closed.
 
@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use tapring_metrics::{BindError, Endpoint, Metrics};
 use thiserror::Error;
 use tokio::net::UnixListener;
@@ -32,6 +34,16 @@ use crate::tap_drops;
 /// Draining takes microseconds. What takes longer than this is stuck, and the process ends without it.
 const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
 
+/// Entries of the control thread's io_uring: a handful of accepts, reads and writes of the metrics' clients. It is locked
+/// memory, of which a user may have little.
+const CONTROL_ENTRIES: u32 = 64;
+
+/// Descriptors of an idle daemon and of a session, with some to spare for its messages.
+const DESCRIPTORS: usize = 40;
+
+/// Of a queue pair: tap, ring, doorbell, kicks, calls.
+const DESCRIPTORS_A_PAIR: usize = 12;
+
 /// Why the daemon did not start, or did not go on.
 #[derive(Debug, Error)]
 pub enum Error {
@@ -39,10 +51,16 @@ pub enum Error {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// io_uring is missing or forbidden.
+    #[error("cannot make an io_uring: {source}: {}", uring_remedy(source))]
+    NoUring {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// There would be none left for a frontend.
     #[error(
-        "cannot make an io_uring: {0}: use Linux 6.1 or later and allow it (sysctl kernel.io_uring_disabled, seccomp)"
+        "cannot open enough files: {0}: raise the limit of open files, RLIMIT_NOFILE (LimitNOFILE=)"
     )]
-    NoUring(#[source] io::Error),
+    TooFewFiles(#[source] io::Error),
     /// The metrics address.
     #[error(transparent)]
     Metrics(#[from] BindError),
@@ -78,8 +96,27 @@ pub fn serve_device(
     stop: impl Future<Output = io::Result<()>>,
 ) -> Result<(), Error> {
     settings.check()?;
-    let runtime = tokio_uring::Runtime::new(&tokio_uring::builder()).map_err(Error::NoUring)?;
+    ensure_descriptors(settings.queue_pairs).map_err(Error::TooFewFiles)?;
+    let mut builder = tokio_uring::builder();
+    let runtime = tokio_uring::Runtime::new(builder.entries(CONTROL_ENTRIES));
+    let runtime = runtime.map_err(|source| Error::NoUring { source })?;
     runtime.block_on(run(settings, open, stop))
+}
+
+/// Too few descriptors are a line here, and a panic where the runtime wants one.
+fn ensure_descriptors(queue_pairs: u16) -> io::Result<()> {
+    let needed = DESCRIPTORS + DESCRIPTORS_A_PAIR * usize::from(queue_pairs);
+    let probe = |_| eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from);
+    (0..needed).map(probe).collect::<io::Result<Vec<_>>>().map(drop)
+}
+
+fn uring_remedy(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOMEM) => {
+            "raise the limit of locked memory, RLIMIT_MEMLOCK (LimitMEMLOCK=), to 8 MiB"
+        }
+        _ => "use Linux 6.1 or later and allow it (sysctl kernel.io_uring_disabled, seccomp)",
+    }
 }
 
 async fn run(
@@ -92,7 +129,7 @@ async fn run(
         return Ok(());
     }
     let endpoint = settings.metrics.map(Endpoint::bind).transpose()?;
-    ListenSocket::make_way(&settings.socket)?;
+    let mut socket = ListenSocket::prepare(&settings.socket)?;
     let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
     let Opened {
         device,
@@ -111,7 +148,7 @@ async fn run(
             metrics.render()
         }));
     }
-    let socket = ListenSocket::bind(&settings.socket)?;
+    socket.publish(&settings.socket.path)?;
     let listener = listener(&socket).map_err(Error::Accept)?;
     announce(settings, &device);
     let mut supervisor = Supervisor::new(Arc::clone(&device), listener, settings.queue_num, ends);

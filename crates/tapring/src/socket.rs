@@ -85,31 +85,31 @@ pub struct ListenSocket {
 }
 
 impl ListenSocket {
-    /// Whether [`Self::bind`] would find the path free, or the socket of a dead daemon, which is removed.
-    pub fn make_way(options: &SocketOptions) -> Result<(), SocketError> {
+    /// Makes the socket under a name of its own beside the path, which may have belonged to a daemon that is dead by
+    /// now. Everything that can go wrong goes wrong here; nobody can connect yet.
+    pub fn prepare(options: &SocketOptions) -> Result<Self, SocketError> {
         let path = &options.path;
         let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.clone()))?;
-        make_way(path, &address)
-    }
-
-    /// Listens at the path, which may have belonged to a daemon that is dead by now.
-    pub fn bind(options: &SocketOptions) -> Result<Self, SocketError> {
-        Self::make_way(options)?;
-        let path = &options.path;
+        make_way(path, &address)?;
         let first = first_name(path);
         let socket = stream_socket().map_err(failed(path, "make it"))?;
         bind_at(&socket, &first).map_err(|error| bind_error(path, error))?;
         // From here on a failure removes the file.
-        let mut bound = Self {
+        let bound = Self {
             identity: identity(&first).map_err(failed(path, "look at it"))?,
             path: first,
             listener: UnixListener::from(socket),
         };
         set_access(&bound.path, options)?;
         listen(&bound.listener, BACKLOG).map_err(failed(path, "listen on it"))?;
-        place(&bound.path, path).map_err(|error| bind_error(path, error))?;
-        bound.path.clone_from(path);
         Ok(bound)
+    }
+
+    /// Moves it to the path, where frontends find it.
+    pub fn publish(&mut self, path: &Path) -> Result<(), SocketError> {
+        place(&self.path, path).map_err(|error| bind_error(path, error))?;
+        path.clone_into(&mut self.path);
+        Ok(())
     }
 
     /// The socket that accepts. It is non-blocking.
@@ -237,6 +237,12 @@ mod tests {
         }
     }
 
+    fn bind(options: &SocketOptions) -> Result<ListenSocket, SocketError> {
+        let mut socket = ListenSocket::prepare(options)?;
+        socket.publish(&options.path)?;
+        Ok(socket)
+    }
+
     fn files(folder: &tempfile::TempDir) -> usize {
         fs::read_dir(folder).expect("there").count()
     }
@@ -252,7 +258,7 @@ mod tests {
             mode: 0o660,
             ..options(&folder)
         };
-        let socket = ListenSocket::bind(&options).expect("bound");
+        let socket = bind(&options).expect("bound");
         let mode = fs::metadata(&options.path).expect("there").mode();
         assert_eq!(mode & 0o7777, 0o660);
         UnixStream::connect(&options.path).expect("it listens");
@@ -268,7 +274,7 @@ mod tests {
             path: folder.path().join("x".repeat(room)),
             ..options(&folder)
         };
-        let _socket = ListenSocket::bind(&options).expect("bound");
+        let _socket = bind(&options).expect("bound");
         UnixStream::connect(&options.path).expect("it listens");
         assert_eq!(files(&folder), 1);
     }
@@ -281,7 +287,7 @@ mod tests {
             group: Some(rustix::process::getgid().as_raw()),
             ..options(&folder)
         };
-        let _socket = ListenSocket::bind(&options).expect("bound");
+        let _socket = bind(&options).expect("bound");
         let metadata = fs::metadata(&options.path).expect("there");
         assert_eq!(metadata.mode() & 0o7777, 0o660);
         assert_eq!(metadata.gid(), rustix::process::getgid().as_raw());
@@ -293,7 +299,7 @@ mod tests {
         let options = options(&folder);
         drop(UnixListener::bind(&options.path).expect("a listener that dies and leaves its file"));
         assert!(options.path.exists());
-        ListenSocket::bind(&options).expect("replaced");
+        bind(&options).expect("replaced");
     }
 
     #[test]
@@ -302,7 +308,7 @@ mod tests {
         let options = options(&folder);
         let live = UnixListener::bind(&options.path).expect("a listener");
         live.set_nonblocking(true).expect("non-blocking");
-        let refused = ListenSocket::bind(&options);
+        let refused = bind(&options);
         assert!(matches!(refused, Err(SocketError::Alive(_))));
         let heard = live.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(heard, Err(io::ErrorKind::WouldBlock));
@@ -314,7 +320,7 @@ mod tests {
         let folder = folder();
         let options = options(&folder);
         fs::write(&options.path, "precious").expect("written");
-        let refused = ListenSocket::bind(&options);
+        let refused = bind(&options);
         assert!(matches!(refused, Err(SocketError::NotASocket(_))));
         assert_eq!(fs::read(&options.path).expect("there"), b"precious");
     }
@@ -326,7 +332,7 @@ mod tests {
             path: folder.path().join("no/t.sock"),
             ..options(&folder)
         };
-        let error = ListenSocket::bind(&missing).expect_err("no folder");
+        let error = bind(&missing).expect_err("no folder");
         assert!(
             error
                 .to_string()
@@ -336,7 +342,7 @@ mod tests {
             path: folder.path().join("x".repeat(108)),
             ..options(&folder)
         };
-        let error = ListenSocket::bind(&long).expect_err("too long");
+        let error = bind(&long).expect_err("too long");
         assert_eq!(files(&folder), 0);
         assert!(matches!(error, SocketError::TooLong(_)));
     }
@@ -345,7 +351,7 @@ mod tests {
     fn somebody_elses_socket_is_left_behind() {
         let folder = folder();
         let options = options(&folder);
-        let socket = ListenSocket::bind(&options).expect("bound");
+        let socket = bind(&options).expect("bound");
         fs::remove_file(&options.path).expect("removed under our feet");
         let _other = UnixListener::bind(&options.path).expect("another daemon");
         drop(socket);
