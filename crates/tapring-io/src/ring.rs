@@ -15,6 +15,9 @@ const SQ_ENTRIES: u32 = 256;
 /// Kicks can come faster than we look: room for a few hundred behind two whole batches.
 const CQ_ENTRIES: u32 = 1024;
 
+/// Memory of a ring: 64 bytes an entry, 16 a completion, 4 for the array between them, and the rings' heads.
+const RING_KIB: u32 = (SQ_ENTRIES * (64 + 4) + CQ_ENTRIES * 16) / 1024 + 4;
+
 /// Who carries out the entries.
 #[derive(Debug, Default)]
 pub enum PollMode {
@@ -276,10 +279,22 @@ fn inline() -> Result<(IoUring, Flavour), PortError> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             let ring = builder()
                 .build(SQ_ENTRIES)
-                .map_err(|source| PortError::Setup { source })?;
+                .map_err(|source| refused(source, |source| PortError::Setup { source }))?;
             Ok((ring, Flavour::Basic))
         }
-        Err(source) => Err(PortError::Setup { source }),
+        Err(source) => Err(refused(source, |source| PortError::Setup { source })),
+    }
+}
+
+/// A limit of this process, or else what `other` makes of it.
+fn refused(source: io::Error, other: impl FnOnce(io::Error) -> PortError) -> PortError {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM) => PortError::Locked {
+            kib: RING_KIB,
+            source,
+        },
+        Some(libc::EMFILE | libc::ENFILE) => PortError::Descriptors { source },
+        _ => other(source),
     }
 }
 
@@ -303,7 +318,7 @@ fn sqpoll(
     }
     builder
         .build(SQ_ENTRIES)
-        .map_err(|source| PortError::Sqpoll { source })
+        .map_err(|source| refused(source, |source| PortError::Sqpoll { source }))
 }
 
 #[cfg(test)]

@@ -40,6 +40,25 @@ pub enum PortError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// No memory for a ring, which counts against a user's limit (Linux 6.14; before it only without accounting by cgroup).
+    #[error(
+        "cannot create an io_uring: raise the limit of locked memory, RLIMIT_MEMLOCK (LimitMEMLOCK=), by {kib} KiB \
+         for each queue pair and 32 KiB for the daemon"
+    )]
+    Locked {
+        /// What one ring takes.
+        kib: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No descriptor for a ring.
+    #[error(
+        "cannot create an io_uring: raise the limit of open files, RLIMIT_NOFILE (LimitNOFILE=)"
+    )]
+    Descriptors {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// No memory for frames.
     #[error("cannot map memory for frames: free some, or choose a smaller slot size")]
     Memory {

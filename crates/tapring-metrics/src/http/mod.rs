@@ -25,7 +25,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
@@ -52,9 +53,12 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Listens. Clients may connect from now on and wait for [`serve`](Self::serve).
+    ///
+    /// The io_uring of a process that was killed lets go of its listener a moment after the process is gone, so an address
+    /// that is in use is tried again for [`BUSY_LIMIT`].
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let failed = |source| BindError { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
+        let listener = bind_patiently(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address })
     }
@@ -88,6 +92,20 @@ impl Endpoint {
                     tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
                 }
             }
+        }
+    }
+}
+
+fn bind_patiently(address: SocketAddr) -> io::Result<TcpListener> {
+    let began = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < BUSY_LIMIT =>
+            {
+                thread::sleep(BUSY_PAUSE);
+            }
+            result => return result,
         }
     }
 }
@@ -135,3 +153,8 @@ fn reason(error: &io::Error) -> String {
 
 /// Long enough not to spin, short enough for a scrape to get through on its second try.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(200);
+
+/// How long an address may be in use before that is an error. Ours are free within 100 ms of the end of their process.
+const BUSY_LIMIT: Duration = Duration::from_millis(500);
+
+const BUSY_PAUSE: Duration = Duration::from_millis(20);

@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::fstat;
+use rustix::fs::{FileType, fstat};
 use thiserror::Error;
 
 use super::message::{MAX_DESCRIPTORS, u32_at, u64_at};
@@ -31,6 +31,8 @@ pub(crate) enum MemoryFault {
     TableTooLong(usize),
     #[error("memory region at {0:#x} is empty or goes past the end of the address space")]
     Range(u64),
+    #[error("memory region at {0:#x} is longer than its file: to touch it would kill this process")]
+    PastFile(u64),
     #[error("memory region at {0:#x} overlaps another: remove that one first")]
     Overlap(u64),
     #[error("more than {MAX_REGIONS} memory regions: remove some first")]
@@ -39,14 +41,34 @@ pub(crate) enum MemoryFault {
     Missing { start: u64, size: u64 },
 }
 
-/// Which file a descriptor is of: device and inode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FileId(u64, u64);
+/// A region's file: which it is, and how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backing {
+    device: u64,
+    inode: u64,
+    /// `u64::MAX` where the kernel does not say, as for a device.
+    bytes: u64,
+}
 
-impl FileId {
+impl Backing {
     pub(crate) fn of(descriptor: &OwnedFd) -> Self {
-        fstat(descriptor).map_or_else(|_| Self::default(), |stat| Self(stat.st_dev, stat.st_ino))
+        let Ok(stat) = fstat(descriptor) else {
+            return Self::UNKNOWN;
+        };
+        let sized = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let bytes = u64::try_from(stat.st_size).ok().filter(|_| sized);
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            bytes: bytes.unwrap_or(u64::MAX),
+        }
     }
+
+    const UNKNOWN: Self = Self {
+        device: 0,
+        inode: 0,
+        bytes: u64::MAX,
+    };
 }
 
 /// What a change that was taken means for the crate.
@@ -67,7 +89,7 @@ pub(crate) struct MemoryMap {
 
 impl MemoryMap {
     /// SET_MEM_TABLE: the regions of `body` take the place of all others.
-    pub(crate) fn replace(&mut self, body: &[u8], files: &[FileId]) -> Result<Change, MemoryFault> {
+    pub(crate) fn replace(&mut self, body: &[u8], files: &[Backing]) -> Result<Change, MemoryFault> {
         let count = table_length(body)?;
         one_each(count, files)?;
         let mut table = Self::default();
@@ -80,7 +102,7 @@ impl MemoryMap {
     }
 
     /// ADD_MEM_REG.
-    pub(crate) fn add(&mut self, body: &[u8], files: &[FileId]) -> Result<Change, MemoryFault> {
+    pub(crate) fn add(&mut self, body: &[u8], files: &[Backing]) -> Result<Change, MemoryFault> {
         one_each(1, files)?;
         let region = single(body, files[0])?;
         if let Some(known) = self.regions.iter_mut().find(|known| known.is(&region)) {
@@ -93,7 +115,7 @@ impl MemoryMap {
 
     /// REM_MEM_REG. The offset into the file and the user's address are not compared: the specification leaves them out.
     pub(crate) fn remove(&mut self, body: &[u8]) -> Result<Change, MemoryFault> {
-        let Region { start, size, .. } = single(body, FileId::default())?;
+        let Region { start, size, .. } = single(body, Backing::UNKNOWN)?;
         let is_it = |region: &Region| region.start == start && region.size == size;
         let position = self.regions.iter().position(is_it);
         let position = position.ok_or(MemoryFault::Missing { start, size })?;
@@ -123,24 +145,27 @@ struct Region {
     size: u64,
     user: u64,
     offset: u64,
-    file: FileId,
+    file: (u64, u64),
     /// How often it was added and not removed.
     additions: u32,
 }
 
 impl Region {
-    fn parse(bytes: &[u8], file: FileId) -> Result<Self, MemoryFault> {
+    fn parse(bytes: &[u8], file: Backing) -> Result<Self, MemoryFault> {
         let [start, size, user, offset] = [0, 8, 16, 24].map(|at| u64_at(bytes, at));
         let fits = |base: u64| base.checked_add(size).is_some();
         if size == 0 || ![start, user, offset].into_iter().all(fits) {
             return Err(MemoryFault::Range(start));
+        }
+        if offset + size > file.bytes {
+            return Err(MemoryFault::PastFile(start));
         }
         Ok(Self {
             start,
             size,
             user,
             offset,
-            file,
+            file: (file.device, file.inode),
             additions: 1,
         })
     }
@@ -158,7 +183,7 @@ impl Region {
     }
 }
 
-fn one_each(regions: usize, files: &[FileId]) -> Result<(), MemoryFault> {
+fn one_each(regions: usize, files: &[Backing]) -> Result<(), MemoryFault> {
     let descriptors = files.len();
     if regions == descriptors {
         return Ok(());
@@ -183,7 +208,7 @@ fn table_length(body: &[u8]) -> Result<usize, MemoryFault> {
     Ok(count)
 }
 
-fn single(body: &[u8], file: FileId) -> Result<Region, MemoryFault> {
+fn single(body: &[u8], file: Backing) -> Result<Region, MemoryFault> {
     if body.len() != PREFIX_BYTES + REGION_BYTES {
         return Err(MemoryFault::Shape);
     }
@@ -194,7 +219,10 @@ fn single(body: &[u8], file: FileId) -> Result<Region, MemoryFault> {
 mod tests {
     use super::*;
 
-    const FILE: FileId = FileId(1, 2);
+    const FILE: Backing = Backing {
+        inode: 1,
+        ..Backing::UNKNOWN
+    };
 
     fn region(start: u64, size: u64) -> Vec<u8> {
         [start, size, start + 0x7000_0000, 0]
@@ -281,11 +309,25 @@ mod tests {
         let region = one(0x1000, 0x1000);
         assert_eq!(map.add(&region, &[FILE]), Ok(Change::New));
         assert_eq!(map.add(&region, &[FILE]), Ok(Change::Same));
-        let other_file = map.add(&region, &[FileId(1, 3)]);
+        let other_file = map.add(&region, &[Backing { inode: 2, ..FILE }]);
         assert_eq!(other_file, Err(MemoryFault::Overlap(0x1000)));
         assert_eq!(map.remove(&region), Ok(Change::Same));
         assert_eq!(map.remove(&region), Ok(Change::New));
         assert!(map.remove(&region).is_err());
+    }
+
+    /// Where a mapping goes past its file the first touch is a SIGBUS.
+    #[test]
+    fn a_region_ends_where_its_file_does() {
+        let mut map = MemoryMap::default();
+        let short = Backing {
+            bytes: 0x1000,
+            ..FILE
+        };
+        let past = Err(MemoryFault::PastFile(0));
+        assert_eq!(map.replace(&table(&[(0, 0x1001)]), &[short]), past);
+        assert_eq!(map.add(&one(0, 0x2000), &[short]), past);
+        assert_eq!(map.add(&one(0, 0x1000), &[short]), Ok(Change::New));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tapring_io::require_eventfd;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 
-use super::memory_map::{Change, FileId, MemoryFault, MemoryMap};
+use super::memory_map::{Backing, Change, MemoryFault, MemoryMap};
 use super::message::{Message, u32_at, u64_at};
 use super::refusal::{Fault, Refusal};
 use crate::features::{Offer, QueueNum};
@@ -265,7 +265,7 @@ impl Adapter {
 
     fn change_memory(&mut self, request: FrontendReq, message: Message) -> Result<Actions, Fault> {
         let body = &message.body;
-        let files: Vec<_> = message.descriptors.iter().map(FileId::of).collect();
+        let files: Vec<_> = message.descriptors.iter().map(Backing::of).collect();
         let changed: Result<Change, MemoryFault> = match request {
             FrontendReq::SET_MEM_TABLE => self.memory.replace(body, &files),
             FrontendReq::ADD_MEM_REG => self.memory.add(body, &files),
