@@ -245,6 +245,22 @@ fn the_time_of_a_held_frame_starts_when_it_is_held() {
 }
 
 #[test]
+fn each_held_frame_has_its_own_time() {
+    let mut rig = Rig::new(ALL);
+    rig.post_rx(&[1526]);
+    rig.rx.publish(&rig.memory);
+    rig.tap.held.extend([frame(1, 9000), frame(2, 9000)]);
+    let start = rig.now;
+    turn(&mut rig);
+    while !rig.tap.held.is_empty() {
+        rig.now = rig.pair.rx.deadline().expect("a drop timer");
+        assert!(rig.now - start <= 2 * DROP_AFTER);
+        turn(&mut rig);
+    }
+    assert_eq!(rig.now - start, 2 * DROP_AFTER);
+}
+
+#[test]
 fn a_held_frames_time_starts_again_with_a_new_ring() {
     let mut rig = starved_after(ALL, 4);
     rig.pair.stop(Direction::Rx);
