@@ -4,10 +4,14 @@
 //! flags u8, gso_type u8, hdr_len u16, gso_size u16, csum_start u16, csum_offset u16, num_buffers u16
 //! ```
 //!
-//! It has 12 bytes with VERSION_1, the only layout offered.
+//! It has 12 bytes with VERSION_1 or mergeable buffers; a legacy driver without either leaves num_buffers out and has 10
+//! ([`Features::header_bytes`](crate::Features::header_bytes)). Towards the tap it always has 12.
 
-/// Bytes of the header.
+/// Bytes of the header, but for legacy drivers.
 pub const HEADER_BYTES: usize = 12;
+
+/// Bytes of a legacy driver's header without mergeable buffers (§5.1.6.1).
+pub(crate) const LEGACY_HEADER_BYTES: usize = 10;
 
 /// Where num_buffers lies in it.
 pub(crate) const NUM_BUFFERS_AT: usize = 10;

@@ -28,8 +28,7 @@
 //!
 //! # What it does not do
 //!
-//! Packed virtqueues, offloads (no header field but num_buffers is ever set or honoured), and
-//! headers of 10 bytes (only VERSION_1 is served).
+//! Packed virtqueues, and offloads: no header field but num_buffers is ever set or honoured.
 #![forbid(unsafe_code)]
 
 mod chain;

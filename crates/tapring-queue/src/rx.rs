@@ -16,7 +16,7 @@
 
 use std::time::Instant;
 
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::fault::Fault;
 use crate::header::HEADER_BYTES;
@@ -28,7 +28,7 @@ use crate::scatter::Scatter;
 use crate::setup::Features;
 use crate::starved::Starving;
 use crate::tx::ETHERNET_BYTES;
-use crate::virtqueue::Virtqueue;
+use crate::virtqueue::{LOOK_AHEAD, Virtqueue};
 
 /// Frames read from the tap and not yet delivered, oldest first, without their header.
 pub trait RxSource {
@@ -36,6 +36,16 @@ pub trait RxSource {
     fn front(&self) -> Option<&[u8]>;
     /// The oldest frame has been delivered or dropped.
     fn pop(&mut self);
+
+    /// How many frames there are, as far as [`expect`](Self::expect) is to hear of them.
+    fn held(&self) -> usize {
+        0
+    }
+
+    /// A frame that is held will be written to `memory`: worth a prefetch. It may go elsewhere.
+    fn expect(&self, memory: &VolatileSlice<'_>) {
+        let _ = memory;
+    }
 }
 
 /// How [`RxQueue::fill`] ended.
@@ -106,6 +116,9 @@ impl RxQueue {
         };
         let mut refusals = BATCH;
         let mut memory = Lookup::new(memory);
+        let held = u16::try_from(source.held()).unwrap_or(u16::MAX);
+        let first = 0..LOOK_AHEAD.min(posted).min(held);
+        self.vq.announce(ring, &mut memory, first, |buffer| source.expect(buffer));
         while let Some(frame) = source.front() {
             match self.deliver(ring, &mut memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
@@ -119,6 +132,10 @@ impl RxQueue {
             }
             source.pop();
             self.frame_left();
+            if posted >= LOOK_AHEAD && source.held() >= usize::from(LOOK_AHEAD) {
+                let next = LOOK_AHEAD - 1..LOOK_AHEAD;
+                self.vq.announce(ring, &mut memory, next, |buffer| source.expect(buffer));
+            }
         }
         match posted {
             0 => {
@@ -139,7 +156,8 @@ impl RxQueue {
         refusals: &mut usize,
     ) -> Delivery {
         let mergeable = self.vq.features().has(Features::MRG_RXBUF);
-        let mut scatter = Scatter::new(frame, ring.size());
+        let header_bytes = self.vq.features().header_bytes();
+        let mut scatter = Scatter::new(frame, header_bytes, ring.size());
         let mut chains = 0;
         let mut capacity = 1;
         loop {
@@ -161,7 +179,7 @@ impl RxQueue {
                         return Delivery::Refused;
                     }
                     *refusals -= 1;
-                    scatter = Scatter::new(frame, ring.size());
+                    scatter = Scatter::new(frame, header_bytes, ring.size());
                     chains = 0;
                     continue;
                 }
@@ -210,7 +228,7 @@ impl RxQueue {
     /// frames may span chains, the header in the first (§5.1.6.3.1) and something in the others.
     fn least_capacity(&self, ahead: u16) -> u64 {
         match (self.vq.features().has(Features::MRG_RXBUF), ahead) {
-            (false, _) => (HEADER_BYTES + ETHERNET_BYTES) as u64,
+            (false, _) => (self.vq.features().header_bytes() + ETHERNET_BYTES) as u64,
             (true, 0) => HEADER_BYTES as u64,
             (true, _) => 1,
         }

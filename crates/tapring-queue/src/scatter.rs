@@ -15,6 +15,7 @@ use crate::setup::QueueSize;
 #[derive(Debug)]
 pub(crate) struct Scatter<'f, 'm> {
     frame: &'f [u8],
+    header_bytes: usize,
     /// Bytes written so far, the header counted in.
     written: usize,
     /// Descriptors that may still be walked for this frame. A layout without empty buffers never
@@ -35,18 +36,19 @@ pub(crate) struct Taken {
 }
 
 impl<'f, 'm> Scatter<'f, 'm> {
-    pub(crate) const fn new(frame: &'f [u8], size: QueueSize) -> Self {
+    pub(crate) const fn new(frame: &'f [u8], header_bytes: usize, size: QueueSize) -> Self {
         Self {
             frame,
+            header_bytes,
             written: 0,
-            descriptors_left: HEADER_BYTES + frame.len() + size.as_u16() as usize,
+            descriptors_left: header_bytes + frame.len() + size.as_u16() as usize,
             num_buffers: [None; 2],
         }
     }
 
     /// Bytes that have found no room yet.
     pub(crate) const fn left(&self) -> usize {
-        HEADER_BYTES + self.frame.len() - self.written
+        self.header_bytes + self.frame.len() - self.written
     }
 
     /// Writes as much as the chain at `head` holds. The whole chain is walked, for one that is
@@ -80,11 +82,11 @@ impl<'f, 'm> Scatter<'f, 'm> {
 
     #[inline]
     fn put(&mut self, mut slice: VolatileSlice<'m>) {
-        if self.written < HEADER_BYTES {
+        if self.written < self.header_bytes {
             slice = self.put_header(slice);
         }
-        if self.written >= HEADER_BYTES {
-            let rest = &self.frame[self.written - HEADER_BYTES..];
+        if self.written >= self.header_bytes {
+            let rest = &self.frame[self.written - self.header_bytes..];
             let bytes = rest.len().min(slice.len());
             slice.copy_from(&rest[..bytes]);
             self.written += bytes;
@@ -95,12 +97,13 @@ impl<'f, 'm> Scatter<'f, 'm> {
     #[inline]
     fn put_header(&mut self, slice: VolatileSlice<'m>) -> VolatileSlice<'m> {
         if self.written == 0
+            && self.header_bytes == HEADER_BYTES
             && let Some(rest) = self.put_whole_header(slice)
         {
             return rest;
         }
         let from = self.written;
-        let bytes = (HEADER_BYTES - from).min(slice.len());
+        let bytes = (self.header_bytes - from).min(slice.len());
         slice.copy_from(&PLAIN_HEADER[..bytes]);
         for (i, place) in self.num_buffers.iter_mut().enumerate() {
             let at = NUM_BUFFERS_AT + i;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use vm_memory::GuestAddress;
 
+use crate::header::{HEADER_BYTES, LEGACY_HEADER_BYTES};
+
 /// The two virtqueues of a pair, named from the guest's side (virtio 1.3 §5.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -54,6 +56,15 @@ impl Features {
     /// Bits that are the frontend's and change under a running driver: VHOST_F_LOG_ALL (26) when
     /// a migration begins or fails, VHOST_USER_F_PROTOCOL_FEATURES (30).
     pub(crate) const TRANSPORT: u64 = 1 << 26 | 1 << 30;
+
+    /// Bytes of the virtio-net header in front of each frame (§5.1.6, §5.1.6.1).
+    pub const fn header_bytes(self) -> usize {
+        if self.has(Self::VERSION_1) || self.has(Self::MRG_RXBUF) {
+            HEADER_BYTES
+        } else {
+            LEGACY_HEADER_BYTES
+        }
+    }
 
     /// Whether every bit of `mask` was negotiated.
     pub const fn has(self, mask: u64) -> bool {

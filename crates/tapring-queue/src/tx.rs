@@ -25,7 +25,7 @@ use crate::lookup::Lookup;
 use crate::parts::{Parts, gather, split_front, take_header};
 use crate::ring::Ring;
 use crate::setup::Features;
-use crate::virtqueue::Virtqueue;
+use crate::virtqueue::{LOOK_AHEAD, Virtqueue};
 
 /// Bytes of an Ethernet header; the kernel refuses less (tun answers EINVAL).
 pub(crate) const ETHERNET_BYTES: usize = 14;
@@ -39,6 +39,11 @@ pub trait TxSink {
     /// Copies or notes the frame. `false`: no room in this batch; the frame stays on the ring.
     /// An empty batch has to have room for any frame, or the worker would try again for ever.
     fn push(&mut self, frame: &TxFrame<'_>) -> bool;
+
+    /// A later [`push`](Self::push) will read `memory`: worth a prefetch. It may never come.
+    fn expect(&self, memory: &VolatileSlice<'_>) {
+        let _ = memory;
+    }
 }
 
 /// A frame popped from the transmitq, still in guest memory. Its header was copied and checked.
@@ -154,10 +159,17 @@ impl TxQueue {
         sink: &mut impl TxSink,
     ) -> usize {
         let indirect = self.vq.features().has(Features::INDIRECT_DESC);
-        let mut parser = Parser::new(ring, &mut self.bounce);
+        let header_bytes = self.vq.features().header_bytes();
+        let mut parser = Parser::new(ring, header_bytes, &mut self.bounce);
         let mut memory = Lookup::new(memory);
         let mut frames = 0;
-        for _ in 0..usize::from(posted).min(self.in_flight.room()) {
+        let room = u16::try_from(self.in_flight.room()).unwrap_or(u16::MAX);
+        let chains = posted.min(room);
+        let first = 0..chains.min(LOOK_AHEAD);
+        self.vq.announce(ring, &mut memory, first, |buffer| sink.expect(buffer));
+        for popped in 0..chains {
+            let ahead = LOOK_AHEAD..(LOOK_AHEAD + 1).min(chains - popped);
+            self.vq.announce(ring, &mut memory, ahead, |buffer| sink.expect(buffer));
             let (index, head) = self.vq.pop(ring);
             let sent_before = self.sent_before & 1 == 1;
             let kind = match parser.parse(ring, &mut memory, head, indirect) {
@@ -284,6 +296,8 @@ fn return_entry(vq: &mut Virtqueue, ring: &Ring<'_>, entry: &Entry, outcome: TxO
 
 /// Turns chains into frames; its lists are reused from one to the next.
 struct Parser<'m, 'b> {
+    /// What the driver puts in front of a frame; shorter than `header` for a legacy one, whose rest stays 0.
+    header_bytes: usize,
     header: [u8; HEADER_BYTES],
     header_len: usize,
     parts: Parts<'m>,
@@ -293,8 +307,9 @@ struct Parser<'m, 'b> {
 }
 
 impl<'m, 'b> Parser<'m, 'b> {
-    fn new(ring: &Ring<'m>, bounce: &'b mut [u8]) -> Self {
+    fn new(ring: &Ring<'m>, header_bytes: usize, bounce: &'b mut [u8]) -> Self {
         Self {
+            header_bytes,
             header: [0; HEADER_BYTES],
             header_len: 0,
             parts: Parts::new(ring.any()),
@@ -325,7 +340,7 @@ impl<'m, 'b> Parser<'m, 'b> {
                 return Err(Fault::WrongDirection);
             }
             total = total.saturating_add(descriptor.len() as usize);
-            if total > HEADER_BYTES + MAX_FRAME_BYTES {
+            if total > self.header_bytes + MAX_FRAME_BYTES {
                 return Err(Fault::TooLarge);
             }
             walk.pieces(&descriptor, |slice| self.take(slice))?;
@@ -334,19 +349,20 @@ impl<'m, 'b> Parser<'m, 'b> {
     }
 
     fn check(&self, total: usize) -> Result<u32, Fault> {
-        if total < HEADER_BYTES + ETHERNET_BYTES {
+        if total < self.header_bytes + ETHERNET_BYTES {
             return Err(Fault::TooShort);
         }
         if !is_plain(&self.header) {
             return Err(Fault::BadHeader);
         }
-        u32::try_from(total - HEADER_BYTES).map_err(|_| Fault::TooLarge)
+        u32::try_from(total - self.header_bytes).map_err(|_| Fault::TooLarge)
     }
 
     /// The header may be cut anywhere and share a descriptor with the frame (§2.7.4.1).
     #[inline]
     fn take(&mut self, mut slice: VolatileSlice<'m>) {
         if self.header_len == 0
+            && self.header_bytes == HEADER_BYTES
             && let Some(rest) = take_header(&slice, &mut self.header)
         {
             self.header_len = HEADER_BYTES;
@@ -354,8 +370,9 @@ impl<'m, 'b> Parser<'m, 'b> {
                 return;
             }
             slice = rest;
-        } else if self.header_len < HEADER_BYTES {
-            let (rest, taken) = split_front(slice, &mut self.header[self.header_len..]);
+        } else if self.header_len < self.header_bytes {
+            let missing = &mut self.header[self.header_len..self.header_bytes];
+            let (rest, taken) = split_front(slice, missing);
             self.header_len += taken;
             if rest.is_empty() {
                 return;

@@ -1,16 +1,22 @@
 //! What both virtqueues of a pair have in common: their indices, when to call the driver and when
 //! to ask it for kicks.
 
+use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::fault::Fault;
 use crate::index::{self, QUIET_FOR};
 use crate::kick::{Block, DrainEnd, Requeue, State};
+use crate::lookup::Lookup;
 use crate::ring::Ring;
 use crate::setup::{Features, RingAddresses, RingPosition, RingSetup};
 use crate::stats::QueueStats;
+
+/// How many chains ahead their buffers are announced for a prefetch. Work on one takes some 50 ns,
+/// memory that no cache holds some 150 and a page walk.
+pub(crate) const LOOK_AHEAD: u16 = 8;
 
 /// One virtqueue. The ring's areas are passed to it, resolved, in each call.
 #[derive(Debug, Default)]
@@ -224,6 +230,29 @@ impl Virtqueue {
         let index = self.next_avail;
         self.next_avail = index.wrapping_add(1);
         (index, ring.head(index))
+    }
+
+    /// Shows the first buffers of the chains `ahead` of the next one, for a prefetch. A chain is
+    /// walked and checked when its turn comes, whatever was shown.
+    #[inline]
+    pub(crate) fn announce<'m>(
+        &self,
+        ring: &Ring<'m>,
+        memory: &mut Lookup<'m>,
+        ahead: Range<u16>,
+        show: impl Fn(&VolatileSlice<'m>),
+    ) {
+        for ahead in ahead {
+            let head = self.peek(ring, ahead);
+            if head >= ring.size().as_u16() {
+                return;
+            }
+            let descriptor = ring.descriptor(head);
+            let bytes = descriptor.len() as usize;
+            if let Some(buffer) = memory.slice(descriptor.addr(), bytes) {
+                show(&buffer);
+            }
+        }
     }
 
     /// The entry `ahead` of the next one, without popping it.

@@ -30,11 +30,6 @@ pub enum FeatureFault {
     /// Bits that GET_FEATURES did not show.
     #[error("features {0:#x} were not offered: acknowledge only what GET_FEATURES answers")]
     NotOffered(u64),
-    /// The guest would use the 10-byte header of legacy devices (virtio 1.3 §5.1.6.1), the tap uses 12 bytes.
-    #[error(
-        "neither VERSION_1 nor MRG_RXBUF was acknowledged: use a guest driver for virtio 1.0 or later"
-    )]
-    ShortHeader,
 }
 
 /// The unit of the answer to GET_QUEUE_NUM, about which frontends do not agree.
@@ -87,9 +82,6 @@ impl Offer {
     /// Whether a frontend may acknowledge these bits.
     pub fn accepts(&self, features: u64) -> Result<(), FeatureFault> {
         match features & !self.virtio {
-            0 if features & (Features::VERSION_1 | Features::MRG_RXBUF) == 0 => {
-                Err(FeatureFault::ShortHeader)
-            }
             0 => Ok(()),
             strange => Err(FeatureFault::NotOffered(strange)),
         }
@@ -142,14 +134,8 @@ mod tests {
     }
 
     #[test]
-    fn a_header_of_ten_bytes_is_refused() {
-        let offer = Offer::new(1, 256);
-        assert_eq!(
-            offer.accepts(Features::EVENT_IDX),
-            Err(FeatureFault::ShortHeader)
-        );
-        assert_eq!(offer.accepts(Features::MRG_RXBUF), Ok(()));
-        assert_eq!(offer.accepts(Features::VERSION_1), Ok(()));
+    fn legacy_drivers_are_served() {
+        assert_eq!(Offer::new(1, 256).accepts(0), Ok(()));
     }
 
     #[test]

@@ -153,8 +153,12 @@ impl Rig {
 
     /// Makes a chain of one buffer available; it is published with the next `expose`.
     pub(crate) fn post_tx(&mut self, frame: &[u8]) -> u16 {
-        let bytes = with_header(frame);
-        let buffers = self.cut(&bytes, &[bytes.len()]);
+        self.post_tx_bytes(&with_header(frame))
+    }
+
+    /// A chain of one buffer with these bytes, the header's included.
+    pub(crate) fn post_tx_bytes(&mut self, bytes: &[u8]) -> u16 {
+        let buffers = self.cut(bytes, &[bytes.len()]);
         self.tx.add(&self.memory, &buffers)
     }
 

@@ -165,7 +165,7 @@ fn a_ring_filled_with_noise_ends_in_a_fault_or_a_frame_and_never_in_a_panic() {
 fn features_never_change_what_is_malformed() {
     for features in [0, Features::EVENT_IDX, MRG_RXBUF, INDIRECT_DESC, ALL] {
         let mut rig = Rig::new(features);
-        rig.tx.add(&rig.memory, &[readable(0x8000, 25)]);
+        rig.tx.add(&rig.memory, &[readable(0x8000, 23)]);
         rig.rx.add(&rig.memory, &[readable(0x8000, 2000)]);
         rig.run_tx();
         rig.deliver(&[frame(1, 60)]);

@@ -374,9 +374,6 @@ fn features_must_have_been_offered() {
     let packed = u64_message(FrontendReq::SET_FEATURES, Features::VERSION_1 | 1 << 34);
     let expected = Refusal::Features(FeatureFault::NotOffered(1 << 34));
     assert_eq!(refusal_reply(&mut adapter, packed), expected);
-    let legacy = u64_message(FrontendReq::SET_FEATURES, Features::EVENT_IDX);
-    let expected = Refusal::Features(FeatureFault::ShortHeader);
-    assert_eq!(refusal(&mut adapter, legacy), expected);
     let config = u64_message(FrontendReq::SET_PROTOCOL_FEATURES, 1 << 9);
     assert_eq!(
         refusal(&mut adapter, config),
