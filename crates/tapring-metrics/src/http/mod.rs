@@ -13,7 +13,7 @@
 //! However a connection ends, its socket is shut down (see [`Connection`]): a dropped tokio-uring read is not cancelled
 //! but stays with the kernel, and with it the descriptor, until the socket gives it something.
 //!
-//! Idle, there is one accept in the kernel and no timer.
+//! Idle, there is a poll of the listener in the kernel and no timer.
 
 mod connection;
 mod reply;
@@ -25,8 +25,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
@@ -46,19 +45,15 @@ pub struct BindError {
 /// An address that listens and is not served yet, so that a start-up can fail before anything else has begun.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Blocking, as the standard library makes it: io_uring answers EAGAIN at once on a non-blocking one.
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl Endpoint {
     /// Listens. Clients may connect from now on and wait for [`serve`](Self::serve).
-    ///
-    /// The io_uring of a process that was killed lets go of its listener a moment after the process is gone, so an address
-    /// that is in use is tried again for [`BUSY_LIMIT`].
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let failed = |source| BindError { address, source };
-        let listener = bind_patiently(address).map_err(failed)?;
+        let listener = TcpListener::bind(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address })
     }
@@ -75,13 +70,18 @@ impl Endpoint {
     }
 
     async fn serve_within(self, limits: Limits, render: impl Fn() -> String + 'static) {
-        let listener = tokio_uring::net::TcpListener::from_std(self.listener);
+        let listener = match ready(self.listener) {
+            Ok(listener) => listener,
+            Err(error) => {
+                return tracing::error!(%error, "cannot serve metrics: restart the daemon");
+            }
+        };
         let render: connection::Render = Rc::new(render);
         let mut open = VecDeque::new();
         let mut failing = false;
         loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
+            match accept(&listener).await {
+                Ok(stream) => {
                     failing = false;
                     make_room(&mut open, limits.connections);
                     let served = Connection::new(stream).serve(Rc::clone(&render), limits.time);
@@ -96,18 +96,19 @@ impl Endpoint {
     }
 }
 
-fn bind_patiently(address: SocketAddr) -> io::Result<TcpListener> {
-    let began = Instant::now();
-    loop {
-        match TcpListener::bind(address) {
-            Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < BUSY_LIMIT =>
-            {
-                thread::sleep(BUSY_PAUSE);
-            }
-            result => return result,
-        }
-    }
+/// A listener that is waited for and not handed to io_uring: the kernel takes down the ring of a killed process some time
+/// after the process, and until then an accept in it would keep the address in use.
+fn ready(listener: TcpListener) -> io::Result<tokio::net::TcpListener> {
+    listener.set_nonblocking(true)?;
+    tokio::net::TcpListener::from_std(listener)
+}
+
+async fn accept(listener: &tokio::net::TcpListener) -> io::Result<tokio_uring::net::TcpStream> {
+    let (stream, _) = listener.accept().await?;
+    let stream = stream.into_std()?;
+    // io_uring answers EAGAIN at once on a non-blocking one.
+    stream.set_nonblocking(false)?;
+    Ok(tokio_uring::net::TcpStream::from_std(stream))
 }
 
 /// What one client, and all of them together, may take.
@@ -153,8 +154,3 @@ fn reason(error: &io::Error) -> String {
 
 /// Long enough not to spin, short enough for a scrape to get through on its second try.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(200);
-
-/// How long an address may be in use before that is an error. Ours are free within 100 ms of the end of their process.
-const BUSY_LIMIT: Duration = Duration::from_millis(500);
-
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
