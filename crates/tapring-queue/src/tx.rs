@@ -18,7 +18,7 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::chain::Walk;
 use crate::fault::Fault;
-use crate::header::{HEADER_BYTES, is_plain};
+use crate::header::{HEADER_BYTES, PLAIN_HEADER, is_plain};
 use crate::in_flight::{BATCH, Entry, InFlight, Kind};
 use crate::kick::{DrainEnd, Requeue, State};
 use crate::lookup::Lookup;
@@ -61,7 +61,7 @@ enum Body<'a> {
 }
 
 impl TxFrame<'_> {
-    /// The virtio-net header, a private copy.
+    /// The virtio-net header for the tap: what the driver's asked for, in a private copy.
     pub const fn header(&self) -> &[u8; HEADER_BYTES] {
         self.header
     }
@@ -348,13 +348,16 @@ impl<'m, 'b> Parser<'m, 'b> {
         self.check(total)
     }
 
-    fn check(&self, total: usize) -> Result<u32, Fault> {
+    fn check(&mut self, total: usize) -> Result<u32, Fault> {
         if total < self.header_bytes + ETHERNET_BYTES {
             return Err(Fault::TooShort);
         }
         if !is_plain(&self.header) {
             return Err(Fault::BadHeader);
         }
+        // What its other fields hold means nothing then (§5.1.6.2.1). The kernel looks all the
+        // same: tun refuses a frame that is shorter than hdr_len.
+        self.header = PLAIN_HEADER;
         u32::try_from(total - self.header_bytes).map_err(|_| Fault::TooLarge)
     }
 
