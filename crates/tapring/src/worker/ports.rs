@@ -1,7 +1,8 @@
 //! Where the engine's frames meet the port: neither knows the other.
 
-use tapring_io::{BATCH_FRAMES, HEADER_BYTES, Port};
+use tapring_io::{BATCH_FRAMES, HEADER_BYTES, Intent, Port, prefetch};
 use tapring_queue::{BATCH, RxSource, TxFrame, TxSink};
+use vm_memory::VolatileSlice;
 
 const _: () = assert!(BATCH == BATCH_FRAMES && tapring_queue::HEADER_BYTES == HEADER_BYTES);
 
@@ -9,6 +10,10 @@ const _: () = assert!(BATCH == BATCH_FRAMES && tapring_queue::HEADER_BYTES == HE
 /// random over 64 MiB, as real guests are, copying wins by far below a page and nothing at 9000
 /// bytes (DESIGN, "The data path").
 const COPY_BYTES: usize = 4096;
+
+/// Cache lines fetched ahead of a frame: header and frame of the smallest take two, and what is
+/// behind the first few the CPU fetches by itself once it sees them read in order.
+const PREFETCH_LINES: usize = 2;
 
 /// The batch being built in a port.
 pub(super) struct Batch<'p>(pub(super) &'p mut Port);
@@ -24,6 +29,11 @@ impl TxSink for Batch<'_> {
                 .is_ok(),
             _ => self.copy(frame, total),
         }
+    }
+
+    #[inline]
+    fn expect(&self, memory: &VolatileSlice<'_>) {
+        prefetch(memory, PREFETCH_LINES, Intent::Read);
     }
 }
 
@@ -52,5 +62,15 @@ impl RxSource for Held<'_> {
     #[inline]
     fn pop(&mut self) {
         self.0.rx_pop();
+    }
+
+    #[inline]
+    fn held(&self) -> usize {
+        self.0.rx_held()
+    }
+
+    #[inline]
+    fn expect(&self, memory: &VolatileSlice<'_>) {
+        prefetch(memory, PREFETCH_LINES, Intent::Write);
     }
 }
