@@ -81,9 +81,10 @@ impl Daemon {
         }
     }
 
+    /// The socket file appears when it listens.
     fn wait_until_it_listens(&mut self) -> Result<(), BenchError> {
         let deadline = Instant::now() + LIMIT;
-        while !listens(&self.socket()) {
+        while !self.socket().exists() {
             let silent = BenchError::Stuck {
                 what: format!("the daemon to listen: {}", self.log()),
                 limit: LIMIT,
@@ -141,15 +142,4 @@ fn command(program: &Path, settings: &Settings) -> Command {
 
 fn socket_in(folder: &Path) -> PathBuf {
     folder.join("tapring.sock")
-}
-
-/// Whether somebody listens on the path, as the kernel's table of this namespace has it. To connect would be a session.
-fn listens(socket: &Path) -> bool {
-    const ACCEPTS: &str = "00010000";
-    let table = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
-    let path = socket.to_string_lossy();
-    table.lines().any(|row| {
-        let mut fields = row.split_whitespace();
-        fields.nth(3) == Some(ACCEPTS) && fields.nth(3) == Some(&*path)
-    })
 }

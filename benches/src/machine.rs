@@ -27,7 +27,10 @@ impl Machine {
         let cpuinfo = read("/proc/cpuinfo");
         Self {
             cpu: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".to_owned()),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: cpuinfo
+                .lines()
+                .filter(|line| line.starts_with("processor"))
+                .count(),
             first_core: read("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"),
             kernel: read("/proc/sys/kernel/osrelease"),
             virtual_machine: field(&cpuinfo, "flags")

@@ -37,8 +37,8 @@ pub struct Settings {
           value_parser = clap::value_parser!(u16).range(14..=1514))]
     pub sizes: Vec<u16>,
 
-    /// Frames waiting in the tap when a drain begins (rx)
-    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = clap::value_parser!(u16).range(128..))]
+    /// Frames waiting in the tap when a drain begins (rx); 1000 is what the queue of a new tap holds
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(128..))]
     pub waiting: u16,
 
     /// The daemon [default: `tapring` next to this program]

@@ -8,8 +8,9 @@
 //!    with xmit_more and DPDK with its bursts) and takes used buffers back; it never sleeps and wants no calls. Frames
 //!    count when they come back as used.
 //! 3. Behind both taps a frame meets the same end: it is addressed to another machine and has an ethertype (0x88b5) that
-//!    nobody listens to, so that the kernel frees it at the end of `__netif_receive_skb_core`. That is the cheapest place;
-//!    a `tc` ingress drop before it costs more than it saves.
+//!    nobody listens to, so that the kernel frees it at the end of `__netif_receive_skb_core`, without having looked into
+//!    it. Measured beside an IPv4 frame to another machine, which `ip_rcv` frees: 623 against 646 ns for the whole write.
+//!    A drop by `tc` or nftables would come earlier, but only after a classifier has run, and many kernels have neither.
 //! 4. After each measurement the tap's own counter must agree with the guest's.
 //!
 //! The raw loop writes the same 64 slots again and again, out of the cache: the copy out of cold memory is the daemon's

@@ -1,6 +1,7 @@
 //! The whole data path against the raw limit of a tap: see the library.
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -42,11 +43,17 @@ enum Contest {
     },
 }
 
-fn main() -> anyhow::Result<()> {
-    let line = Line::parse();
-    let text = run(&line)?;
-    println!("{}", text.trim_end());
-    Ok(())
+fn main() -> ExitCode {
+    match run(&Line::parse()) {
+        Ok(text) => {
+            println!("{}", text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("datapath: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(line: &Line) -> Result<String, BenchError> {
