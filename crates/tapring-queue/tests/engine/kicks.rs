@@ -158,6 +158,8 @@ fn a_stale_avail_event_is_rewritten_and_pending_chains_are_sent_without_a_kick()
         }
         rig.start(direction);
         rig.pair.enable(direction, Some(&memory));
+        let flags = GuestAddress(rig.driver(direction).used());
+        assert_eq!(memory.read_obj::<u16>(flags).unwrap(), 0, "§2.7.10.1");
         match direction {
             Direction::Tx => {
                 rig.tx_batch();

@@ -165,6 +165,16 @@ fn too_few_chains_take_nothing_until_there_are_enough() {
     assert_eq!(rig.rx.collect(&rig.memory).len(), 6);
 }
 
+/// Asked too late, the frame would wait for its drop timer.
+#[test]
+fn what_a_frame_needs_is_estimated_from_the_largest_chain_seen() {
+    let mut rig = Rig::new(ALL);
+    for capacity in [1526, 1526, 100] {
+        rig.post_rx(&[capacity]);
+    }
+    assert_eq!(rig.deliver(&[frame(1, 9000)]), RxEnd::NoBuffers(3 + 4));
+}
+
 #[test]
 fn a_malformed_chain_in_the_middle_of_a_merged_frame_comes_back_empty_with_those_before_it() {
     let bad = [

@@ -311,11 +311,8 @@ fn chains_of_empty_buffers_do_not_cost_the_square_of_the_queue_size() {
         rig.rx.outstanding.push_back((head, Vec::new()));
     }
     let frames: Vec<_> = (0..64).map(|n| frame(n, 1514)).collect();
-    let start = std::time::Instant::now();
     rig.deliver(&frames);
-    assert!(
-        start.elapsed().as_secs() < 60,
-        "one turn took {:?}",
-        start.elapsed()
-    );
+    let stats = rig.stats(Direction::Rx);
+    assert!(count_of(&stats, Fault::BadChain) > 0, "no bound was met");
+    assert!(matches!(rig.state(Direction::Rx), State::Requeued(_)));
 }
