@@ -147,6 +147,7 @@ impl RxQueue {
     }
 
     /// Puts one frame into the chains at the front of the ring, of which `posted` are known.
+    #[inline]
     fn deliver<'m>(
         &mut self,
         ring: &Ring<'m>,
