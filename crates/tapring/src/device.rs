@@ -68,8 +68,10 @@ impl Device {
 
     /// The session is over: nothing of it is left when this returns.
     pub(crate) fn reset(&self, epoch: Epoch) -> Result<(), DeviceError> {
+        let reset = self.tell_all(epoch, || Command::Reset);
+        // Whoever sees this may rely on it that guest memory is not touched any more.
         self.connected.set(0.0);
-        self.tell_all(epoch, || Command::Reset)
+        reset
     }
 
     /// Sends a command to one worker and waits for its acknowledgement.
