@@ -102,6 +102,24 @@ fn whatever_brings_a_ring_back_has_it_looked_at_before_anything_sleeps() {
 }
 
 #[test]
+fn a_new_kick_fd_has_a_sleeping_ring_looked_at() {
+    let mut rig = Rig::new(ALL);
+    rig.fill_rx();
+    rig.tx_batch();
+    rig.door();
+    rig.post_tx(&frame(0, 60));
+    assert!(
+        rig.tx.expose(&rig.memory),
+        "a kick, through the fd that goes"
+    );
+    let memory = rig.memory.clone();
+    rig.pair.on_new_kick(Direction::Tx, Some(&memory));
+    assert_eq!(rig.run_tx().len(), 1);
+    let stats = rig.stats(Direction::Tx);
+    assert_eq!((stats.kicks, stats.spurious_kicks), (0, 0));
+}
+
+#[test]
 fn disabled_rings_touch_nothing_and_lose_nothing() {
     let mut rig = Rig::new(ALL);
     let memory = rig.memory.clone();

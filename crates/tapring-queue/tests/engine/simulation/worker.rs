@@ -258,9 +258,9 @@ impl World {
             self.pair.remap(Some(&memory));
         }
         if self.rng.once_in(2) {
-            // A new kick fd: what the old one held is lost, so it counts as kicked (rule 5).
+            // A new kick fd: what the old one held is lost (rule 5).
             self.guest.get_mut().kicked[direction.index()] = false;
-            self.pair.on_kick(direction, Some(&memory));
+            self.pair.on_new_kick(direction, Some(&memory));
         }
         self.wake();
     }
