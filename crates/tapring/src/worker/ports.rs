@@ -1,6 +1,6 @@
 //! Where the engine's frames meet the port: neither knows the other.
 
-use tapring_io::{BATCH_FRAMES, HEADER_BYTES, Intent, Port, prefetch};
+use tapring_io::{BATCH_FRAMES, GatherError, HEADER_BYTES, Intent, Port, prefetch};
 use tapring_queue::{BATCH, RxSource, TxFrame, TxSink};
 use vm_memory::VolatileSlice;
 
@@ -23,10 +23,17 @@ impl TxSink for Batch<'_> {
     fn push(&mut self, frame: &TxFrame<'_>) -> bool {
         let total = HEADER_BYTES + frame.bytes();
         match frame.parts() {
-            Some(parts) if total > COPY_BYTES => self
-                .0
-                .tx_gather(frame.header(), parts.iter().copied())
-                .is_ok(),
+            Some(parts) if total > COPY_BYTES => {
+                match self.0.tx_gather(frame.header(), parts.iter().copied()) {
+                    Ok(()) => true,
+                    Err(GatherError::BatchFull) => false,
+                    // Neither can be: engine and port have the same map, and the parts are few.
+                    // A frame that stays on the ring for ever would be the worse mistake.
+                    Err(GatherError::TooManyParts | GatherError::OutsideMemory) => {
+                        self.copy(frame, total)
+                    }
+                }
+            }
             _ => self.copy(frame, total),
         }
     }
