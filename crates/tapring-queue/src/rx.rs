@@ -28,7 +28,7 @@ use crate::scatter::Scatter;
 use crate::setup::Features;
 use crate::starved::Starving;
 use crate::tx::ETHERNET_BYTES;
-use crate::virtqueue::{LOOK_AHEAD, Virtqueue};
+use crate::virtqueue::Virtqueue;
 
 /// Frames read from the tap and not yet delivered, oldest first, without their header.
 pub trait RxSource {
@@ -117,8 +117,10 @@ impl RxQueue {
         let mut refusals = BATCH;
         let mut memory = Lookup::new(memory);
         let held = u16::try_from(source.held()).unwrap_or(u16::MAX);
-        let first = 0..LOOK_AHEAD.min(posted).min(held);
-        self.vq.announce(ring, &mut memory, first, |buffer| source.expect(buffer));
+        self.vq
+            .announce(ring, &mut memory, 0..posted.min(held), |buffer| {
+                source.expect(buffer)
+            });
         while let Some(frame) = source.front() {
             match self.deliver(ring, &mut memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
@@ -132,10 +134,6 @@ impl RxQueue {
             }
             source.pop();
             self.frame_left();
-            if posted >= LOOK_AHEAD && source.held() >= usize::from(LOOK_AHEAD) {
-                let next = LOOK_AHEAD - 1..LOOK_AHEAD;
-                self.vq.announce(ring, &mut memory, next, |buffer| source.expect(buffer));
-            }
         }
         match posted {
             0 => {

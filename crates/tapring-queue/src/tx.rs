@@ -25,7 +25,7 @@ use crate::lookup::Lookup;
 use crate::parts::{Parts, gather, split_front, take_header};
 use crate::ring::Ring;
 use crate::setup::Features;
-use crate::virtqueue::{LOOK_AHEAD, Virtqueue};
+use crate::virtqueue::Virtqueue;
 
 /// Bytes of an Ethernet header; the kernel refuses less (tun answers EINVAL).
 pub(crate) const ETHERNET_BYTES: usize = 14;
@@ -165,11 +165,9 @@ impl TxQueue {
         let mut frames = 0;
         let room = u16::try_from(self.in_flight.room()).unwrap_or(u16::MAX);
         let chains = posted.min(room);
-        let first = 0..chains.min(LOOK_AHEAD);
-        self.vq.announce(ring, &mut memory, first, |buffer| sink.expect(buffer));
-        for popped in 0..chains {
-            let ahead = LOOK_AHEAD..(LOOK_AHEAD + 1).min(chains - popped);
-            self.vq.announce(ring, &mut memory, ahead, |buffer| sink.expect(buffer));
+        self.vq
+            .announce(ring, &mut memory, 0..chains, |buffer| sink.expect(buffer));
+        for _ in 0..chains {
             let (index, head) = self.vq.pop(ring);
             let sent_before = self.sent_before & 1 == 1;
             let kind = match parser.parse(ring, &mut memory, head, indirect) {

@@ -14,10 +14,6 @@ use crate::ring::Ring;
 use crate::setup::{Features, RingAddresses, RingPosition, RingSetup};
 use crate::stats::QueueStats;
 
-/// How many chains ahead their buffers are announced for a prefetch. Work on one takes some 50 ns,
-/// memory that no cache holds some 150 and a page walk.
-pub(crate) const LOOK_AHEAD: u16 = 8;
-
 /// One virtqueue. The ring's areas are passed to it, resolved, in each call.
 #[derive(Debug, Default)]
 pub(crate) struct Virtqueue {
@@ -234,6 +230,9 @@ impl Virtqueue {
 
     /// Shows the first buffers of the chains `ahead` of the next one, for a prefetch. A chain is
     /// walked and checked when its turn comes, whatever was shown.
+    ///
+    /// A prefetch of memory that no TLB knows waits for a page walk. Several in a row walk at the
+    /// same time, so a whole batch is shown at once and not one chain a frame.
     #[inline]
     pub(crate) fn announce<'m>(
         &self,
