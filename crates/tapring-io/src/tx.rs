@@ -7,9 +7,11 @@
 //!                             +---+  the rest is submitted again
 //! ```
 //! Every write is RWF_NOWAIT: without it io_uring never reports EAGAIN but waits by itself, and the frames that wait
-//! leave in reverse order (behind a slow egress 3012 inversions in 6270 frames). From the first EAGAIN, and always
-//! when the tap's send buffer is finite, the batch is a chain of linked entries (6 to 9 % slower): the frame that gets
-//! EAGAIN cancels all behind it, so that none overtakes it.
+//! leave in reverse order (behind a slow egress 3012 inversions in 6270 frames). Where the tap's send buffer is finite
+//! the batch is a chain of linked entries (6 to 9 % slower): the frame that gets EAGAIN cancels all behind it, so that
+//! none overtakes it. An EAGAIN is how a buffer that was made finite under us shows, and from the first one on all
+//! batches are linked: when links ended with the next whole batch, 5580 of 171,669 frames were overtaken behind an
+//! egress of 400 Mbit/s.
 //!
 //! While a batch is in flight its arena and iovecs are not touched: with SQPOLL the kernel reads the iovecs long after
 //! they were pushed.
@@ -109,8 +111,8 @@ pub(crate) struct TxBatch {
     generation: u32,
     /// The entries behind a refused frame have to be pushed once more.
     resubmit: bool,
+    /// The tap can be full.
     linked: bool,
-    always_linked: bool,
     registered: bool,
 }
 
@@ -136,7 +138,6 @@ impl TxBatch {
             generation: 0,
             resubmit: false,
             linked: finite,
-            always_linked: finite,
             registered: false,
         })
     }
@@ -369,7 +370,6 @@ impl TxBatch {
     fn settle(&mut self) {
         if !self.failed {
             self.outcomes[self.first..self.len].fill(TxOutcome::Sent);
-            self.linked = self.always_linked || (self.linked && self.first > 0);
             self.state = State::Done;
             return;
         }
