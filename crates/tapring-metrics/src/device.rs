@@ -1,7 +1,7 @@
 //! The handles of a device: what its workers add to, once per batch.
 //!
 //! A handle is an `Arc` on an atomic. All of them are made when the device is, so that every series reads 0 before the
-//! first frame (a counter that appears with its first error has no rate; FIELD_REPORTS B54) and a worker never looks
+//! first frame (a counter that appears with its first error has no rate) and a worker never looks
 //! anything up.
 
 use std::sync::Arc;

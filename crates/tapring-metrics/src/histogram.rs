@@ -1,6 +1,6 @@
 //! A histogram that never grows.
 //!
-//! The exporter's own histograms keep every sample until somebody scrapes (FIELD_REPORTS B37), and want a task that wakes
+//! The exporter's own histograms keep every sample until somebody scrapes, and want a task that wakes
 //! up to tidy them. This one is an array of atomics, one per bucket, made once: recording is two additions.
 //!
 //! The count is the sum of the buckets and not a number of its own, so `_count` and the `+Inf` bucket agree even when a

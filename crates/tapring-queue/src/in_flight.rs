@@ -7,7 +7,7 @@
 use crate::fault::Fault;
 
 /// Most frames popped, sent and returned together. A batch of 16 already has 95 % of what 64
-/// gives, 128 gives nothing more (DESIGN, "Batch size").
+/// gives, 128 gives nothing more.
 pub const BATCH: usize = 64;
 
 /// One available entry that was popped.

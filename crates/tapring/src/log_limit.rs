@@ -2,7 +2,7 @@
 //!
 //! A cause is a `static` [`LogLimit`]: it lets a number of lines through in each minute and counts the rest, and the
 //! first line of a later minute says how many were left out. QEMU reconnected 12,000 times in 5 s to a backend it did not
-//! like (FRONTENDS 2b); firecracker and others have had a line for each packet (FIELD_REPORTS B53).
+//! like; other backends have had a line for each packet.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

@@ -6,9 +6,9 @@ use vm_memory::VolatileSlice;
 
 const _: () = assert!(BATCH == BATCH_FRAMES && tapring_queue::HEADER_BYTES == HEADER_BYTES);
 
-/// Frames up to this size are copied into the arena, larger ones gathered from guest memory. At
-/// random over 64 MiB, as real guests are, copying wins by far below a page and nothing at 9000
-/// bytes (DESIGN, "The data path").
+/// Frames up to this size are copied into the arena, larger ones gathered from guest memory: with
+/// buffers at random over 64 MiB, as real guests have them, copying wins by far below a page and
+/// nothing at 9000 bytes (docs/measurements.md).
 const COPY_BYTES: usize = 4096;
 
 /// Cache lines fetched ahead of a frame: header and frame of the smallest take two, and what is

@@ -118,7 +118,7 @@ fn newer_qemu_waits_for_the_answer_to_its_early_enable() {
     qemu(true);
 }
 
-/// As cloud-hypervisor v54 does (FRONTENDS 2a): claims first, NEED_REPLY from the negotiation on.
+/// As cloud-hypervisor v54 does: claims first, NEED_REPLY from the negotiation on.
 #[test]
 fn cloud_hypervisor_counts_rings_and_wants_every_answer() {
     let daemon = Daemon::start();
