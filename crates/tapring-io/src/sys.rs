@@ -12,10 +12,13 @@ const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
 const TUNGETIFF: c_ulong = 0x8004_54d2;
 const TUNGETSNDBUF: c_ulong = 0x8004_54d3;
 const TUNSETVNETHDRSZ: c_ulong = 0x4004_54d8;
+const TUNSETQUEUE: c_ulong = 0x4004_54d9;
 const TUNSETVNETLE: c_ulong = 0x4004_54dc;
 
 pub(crate) const IFF_TAP: c_short = 0x0002;
 pub(crate) const IFF_MULTI_QUEUE: c_short = 0x0100;
+const IFF_ATTACH_QUEUE: c_short = 0x0200;
+const IFF_DETACH_QUEUE: c_short = 0x0400;
 pub(crate) const IFF_NO_PI: c_short = 0x1000;
 pub(crate) const IFF_VNET_HDR: c_short = 0x4000;
 const IFF_UP: c_short = 0x0001;
@@ -72,6 +75,18 @@ pub(crate) fn attached_flags(tun: BorrowedFd<'_>) -> io::Result<c_short> {
     let mut request = request("");
     ifreq_ioctl(tun, TUNGETIFF, &mut request)?;
     Ok(flags_of(&request))
+}
+
+/// Gives an attached queue of a multi_queue tap its share of the host's flows, or none. The kernel throws away what the queue
+/// holds when it is taken out.
+pub(crate) fn set_queue(tun: BorrowedFd<'_>, attached: bool) -> io::Result<()> {
+    let mut request = request("");
+    request.ifr_ifru.ifru_flags = if attached {
+        IFF_ATTACH_QUEUE
+    } else {
+        IFF_DETACH_QUEUE
+    };
+    ifreq_ioctl(tun, TUNSETQUEUE, &mut request)
 }
 
 /// Sets the length of the header in front of every frame.

@@ -4,6 +4,7 @@
 //! before the memory goes that its entries point to. If the kernel does not let go, that memory is leaked, which is
 //! safe, rather than unmapped, which is not.
 
+mod attach;
 mod drain;
 mod enter;
 mod error;
@@ -130,6 +131,7 @@ pub struct Port {
     polls: Polls,
     calls: Calls,
     tap: OwnedFd,
+    attached: bool,
     nowait: bool,
     registered: bool,
     finite: bool,
@@ -157,6 +159,7 @@ impl Port {
             polls: Polls::default(),
             calls: Calls::default(),
             tap,
+            attached: true,
             nowait: false,
             registered: false,
             finite,

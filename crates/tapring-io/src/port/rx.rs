@@ -8,7 +8,7 @@ use crate::slots::{Landed, RxBatch, TapFault};
 
 /// Reads of one [`Port::rx_discard`]: more than any tap's queue holds by default (1000), and no endless loop against a
 /// host that fills it as fast.
-const DISCARD_READS: usize = 4096;
+pub(super) const DISCARD_READS: usize = 4096;
 
 /// What one read found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tapring_io::{CallFd, PortError, Wait};
-use tapring_queue::{Direction, Features, QueuePair, RingPosition};
+use tapring_queue::{Direction, Features, QueuePair, RingPosition, State};
 use tracing::warn;
 use vm_memory::GuestMemoryMmap;
 
@@ -44,7 +44,11 @@ impl Session<'_> {
             Next::Turn
         };
         let answer = if self.belongs(epoch, &command) {
-            Ok(self.carry_out(command)?)
+            let done = self.carry_out(command)?;
+            if next == Next::Turn {
+                self.path.follow_receiveq();
+            }
+            Ok(done)
         } else {
             Err(WorkerError::StaleEpoch)
         };
@@ -169,6 +173,25 @@ impl DataPath {
         self.port.set_memory(None)?;
         self.discard();
         Ok(())
+    }
+
+    /// A tap's queue has a share of the host's flows exactly while the receiveq runs that takes them to the guest.
+    pub(super) fn follow_receiveq(&mut self) {
+        let state = self.rings.state(Direction::Rx);
+        let runs = !matches!(state, State::Stopped | State::Blocked(_));
+        let attach = self.first || runs;
+        if attach == self.port.is_attached() {
+            return;
+        }
+        let changed = if attach {
+            self.port.attach().map(|()| 0)
+        } else {
+            self.port.detach()
+        };
+        match changed {
+            Ok(lost) => self.counters.abandoned(lost),
+            Err(error) => self.counters.not_attached(attach, &error),
+        }
     }
 
     /// Drops what has come from the host up to now: it was for another guest, or for another driver of this one.

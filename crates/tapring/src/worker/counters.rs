@@ -1,5 +1,6 @@
 //! From the plain counts of engine and port to the metrics, once a turn.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::log_limit::LogLimit;
 /// A guest can make faults as fast as it likes; the log hears of them now and then, the counters
 /// of each.
 static FAULT_LINES: LogLimit = LogLimit::per_minute(6);
+static ATTACH_LINES: LogLimit = LogLimit::per_minute(6);
 static LOSS_LINES: LogLimit = LogLimit::per_minute(6);
 
 /// Positions in `tapring_metrics::table::RX_DROP_REASONS`.
@@ -118,6 +120,22 @@ impl Counters {
     /// The tap could not be read.
     pub(super) fn read_failed(&self) {
         self.drop_rx(RxDrop::TapError, 1);
+    }
+
+    /// Frames were in the queue of a pair that the guest does not use any more.
+    pub(super) fn abandoned(&self, frames: usize) {
+        self.drop_rx(RxDrop::SessionEnd, frames as u64);
+    }
+
+    /// The tap did not take the queue in or out. One that was deleted does neither, and is reported on its own.
+    pub(super) fn not_attached(&self, attach: bool, error: &io::Error) {
+        if let Some(more) = ATTACH_LINES.pass() {
+            let (device, queue) = (&self.device, self.pair);
+            warn!(
+                device,
+                queue, attach, "the tap does not change which queues it uses: {error}{more}"
+            );
+        }
     }
 
     /// Frames of one session that the next must not see.

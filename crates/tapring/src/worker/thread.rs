@@ -133,7 +133,9 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<(DataPath, Owned
         port.describe()
     );
     let counters = Counters::new(&options.device, pair, options.metrics);
-    Ok((DataPath::new(port, counters), ring))
+    let mut path = DataPath::new(port, counters, pair == 0);
+    path.follow_receiveq();
+    Ok((path, ring))
 }
 
 fn pin(cpu: u32) -> io::Result<()> {

@@ -35,13 +35,16 @@ pub(super) struct DataPath {
     pub(super) errs: [Option<CallFd>; 2],
     pub(super) counters: Counters,
     pub(super) pace: Pace,
+    /// The queue of the first pair, which guests always use, keeps its share of the host's flows.
+    pub(super) first: bool,
     /// When the transmit batch in flight was submitted.
     submitted: Instant,
 }
 
 impl DataPath {
-    pub(super) fn new(port: Port, counters: Counters) -> Self {
+    pub(super) fn new(port: Port, counters: Counters, first: bool) -> Self {
         Self {
+            first,
             port,
             rings: QueuePair::default(),
             memory: None,
