@@ -91,7 +91,7 @@ impl Daemon {
             };
             match self.explain(silent) {
                 BenchError::Stuck { .. } if Instant::now() < deadline => {
-                    sleep(Duration::from_millis(2))
+                    sleep(Duration::from_millis(2));
                 }
                 error => return Err(error),
             }
