@@ -123,11 +123,10 @@ impl Rig {
         run: impl FnOnce(&mut Self) -> Result<f64, BenchError>,
     ) -> Result<Sample, BenchError> {
         cpu::pin(self.settings.cpus.guest)?;
-        let batches = batches(direction)?;
-        let before = self.mark(batches)?;
+        let before = self.mark(published(direction)?)?;
         let frames_per_second = run(self)?;
         let mut after = self.mark(0.0)?;
-        after.batches = crate::rig::batches(direction)?;
+        after.batches = published(direction)?;
         Ok(after.since(&before, frames_per_second))
     }
 
@@ -181,7 +180,7 @@ pub fn frame(bytes: usize) -> Vec<u8> {
 }
 
 /// Used-ring publications of the daemon.
-fn batches(direction: &str) -> Result<f64, BenchError> {
+fn published(direction: &str) -> Result<f64, BenchError> {
     let label = format!("direction=\"{direction}\"");
     Ok(Scrape::take()?.sum("tapring_batches_total", &label))
 }
