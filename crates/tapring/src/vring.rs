@@ -234,8 +234,14 @@ impl VringT<Memory> for HookVring {
         }
     }
 
+    /// SET_VRING_NUM. A ring that runs (its kick came first) goes on with the new size from where it is.
     fn set_queue_size(&self, size: u16) {
+        if self.book.get_ref().get_queue().size() == size {
+            return;
+        }
+        self.stop();
         self.book.set_queue_size(size);
+        self.start_if_complete();
     }
 
     /// The features reach the workers whole, in [`Link::set_features`].
