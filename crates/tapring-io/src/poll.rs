@@ -117,9 +117,14 @@ impl Polls {
         self.want(place);
     }
 
-    /// Asks for a one-shot poll on the tap; nothing while one is armed or when the tap is gone.
+    /// Asks for a one-shot poll on the tap; nothing while one is armed. A tap that is gone is not polled: who waits for
+    /// room hears of it at once and finds out by a write.
     pub(crate) fn request_tap(&mut self, place: usize) {
-        if self.gone || self.table[place].state != State::Idle {
+        if self.gone {
+            self.events.tap_writable |= place == WRITABLE;
+            return;
+        }
+        if self.table[place].state != State::Idle {
             return;
         }
         if place == READABLE {
@@ -342,9 +347,20 @@ mod tests {
             }
         );
         polls.request_tap(READABLE);
-        polls.request_tap(WRITABLE);
-        assert!(polls.next_entry().is_none());
         polls.note_gone();
+        assert!(polls.next_entry().is_none());
         assert!(!polls.has_events());
+    }
+
+    #[test]
+    fn who_waits_for_room_in_a_tap_that_is_gone_is_not_left_waiting() {
+        let mut polls = Polls::default();
+        polls.note_gone();
+        polls.take_events();
+
+        polls.request_tap(WRITABLE);
+
+        assert!(polls.next_entry().is_none());
+        assert!(polls.take_events().tap_writable);
     }
 }

@@ -270,6 +270,30 @@ fn a_sleep_does_not_begin_on_results_that_were_not_taken() {
 }
 
 #[test]
+fn what_is_in_flight_is_waited_for_though_events_are_there_to_be_taken() {
+    in_namespace(|| {
+        for (mode, options) in all_modes() {
+            let tap = rig::tap("t0");
+            let mut port = port(&tap, options);
+            let kicks = watching(&mut port, Watch::Kick(1));
+            kick(&kicks);
+            let start = Instant::now();
+            while !port.has_news() {
+                assert!(start.elapsed() < rig::LIMIT, "{mode}: no news of the kick");
+            }
+            port.enter(Wait::No).unwrap();
+            rig::submit_copies(&mut port, (0..64).map(|number| frame(number, 60)));
+
+            port.finish().unwrap();
+
+            assert_eq!(port.tx_in_flight(), 0, "{mode}");
+            assert_eq!(port.take_events().kicks, [0, 1], "{mode}");
+            assert_eq!(port.tx_outcomes().map(<[_]>::len), Some(64), "{mode}");
+        }
+    });
+}
+
+#[test]
 fn signals_do_not_disturb_a_sleep() {
     in_namespace(|| {
         extern "C" fn nothing(_: libc::c_int) {}

@@ -296,9 +296,11 @@ fn a_deleted_tap_is_reported_once_and_not_polled_any_more() {
             rig::submit_copies(&mut port, (0..4).map(|at| frame(at, 64)));
             assert_eq!(outcomes(&mut port), [TxOutcome::Gone; 4], "{mode}");
             port.poll_readable();
-            port.poll_writable();
             port.enter(Wait::For(Duration::from_millis(5))).unwrap();
             assert_eq!(port.take_events(), Events::default(), "{mode}");
+            port.poll_writable();
+            port.enter(Wait::Forever).unwrap();
+            assert!(port.take_events().tap_writable, "{mode}: a write says more");
             let stats = port.stats();
             let arms = (stats.readable_arms, stats.writable_arms);
             assert_eq!(arms, (1, 0), "{mode}");

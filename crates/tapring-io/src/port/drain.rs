@@ -13,6 +13,15 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 const CLOSE_STEP: Duration = Duration::from_millis(50);
 
 impl Port {
+    /// Waits until no write and no read is in flight, whatever else there is to be taken meanwhile: an
+    /// [`enter`](Self::enter) would return at once for that, and a loop around it spin.
+    pub fn finish(&mut self) -> Result<(), PortError> {
+        while self.frames_in_flight() > 0 {
+            self.step(self.prompt(), None)?;
+        }
+        Ok(())
+    }
+
     /// Removes a poll, waits for its last completion and closes its descriptor. What else completes is taken in.
     pub(super) fn disarm(&mut self, place: usize) -> Result<(), PortError> {
         loop {
