@@ -339,7 +339,8 @@ impl TapOptions {
         match failure {
             Failure::Open(source) => match source.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => TapError::DriverDenied { source },
-                _ => TapError::NoDriver { source },
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => TapError::NoDriver { source },
+                _ => self.failed("open a queue of", source),
             },
             Failure::Attach(source) => match source.raw_os_error() {
                 Some(libc::EINVAL) => TapError::NotATap { name },
@@ -441,6 +442,22 @@ mod tests {
         for name in ["t0", "fifteen-bytes-x", "tap.1", "tåp"] {
             assert!(is_name(name), "{name:?}");
         }
+    }
+
+    #[test]
+    fn only_a_missing_driver_is_called_missing() {
+        let options = TapOptions {
+            name: "t0".into(),
+            queue_pairs: 1,
+            create: true,
+        };
+        let explained = |errno| options.explain(Failure::Open(io::Error::from_raw_os_error(errno)));
+        assert!(matches!(explained(libc::ENOENT), TapError::NoDriver { .. }));
+        assert!(matches!(
+            explained(libc::EACCES),
+            TapError::DriverDenied { .. }
+        ));
+        assert!(matches!(explained(libc::EMFILE), TapError::System { .. }));
     }
 
     #[test]
