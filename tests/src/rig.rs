@@ -1,0 +1,225 @@
+//! The guest in software on a real tap: daemon, guest, and the host's packet socket.
+//!
+//! ```text
+//!   TxQueue ──▶ daemon ──▶ t0 ──▶ Wire         TO_HOST
+//!   RxQueue ◀── daemon ◀── t0 ◀── Wire         TO_GUEST
+//! ```
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tapring_guest::traffic::{ETHERTYPE_RAW, Endpoint, Flow, Wrapping};
+use tapring_guest::{Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
+
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::net::Net;
+use crate::wire::Wire;
+
+/// How long a frame may take that nothing holds up.
+const SOON: Duration = Duration::from_secs(2);
+
+const HOST: Endpoint = end(1);
+const GUEST: Endpoint = end(2);
+
+/// What the guest sends.
+pub const TO_HOST: Flow = Flow {
+    source: GUEST,
+    destination: HOST,
+    wrapping: Wrapping::Raw,
+};
+
+/// What the host sends.
+pub const TO_GUEST: Flow = Flow {
+    source: HOST,
+    destination: GUEST,
+    wrapping: Wrapping::Raw,
+};
+
+const fn end(n: u8) -> Endpoint {
+    Endpoint {
+        mac: [2, 0, 0, 0, 0, n],
+        ip: std::net::Ipv4Addr::new(10, 0, 0, n),
+        port: 7000,
+    }
+}
+
+/// The ways in which a daemon moves frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The worker's own system calls.
+    Inline,
+    /// A kernel thread, anywhere.
+    Sqpoll,
+    /// A kernel thread on CPU 0.
+    SqpollPlaced,
+    /// read(2) and write(2), as on kernels before 6.4.
+    Plain,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Inline, Self::Sqpoll, Self::SqpollPlaced, Self::Plain];
+
+    /// The options of `serve` that select it.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Inline => "--poll inline",
+            Self::Sqpoll => "--poll sqpoll",
+            Self::SqpollPlaced => "--sqpoll-cpu 0",
+            Self::Plain => "--plain-io",
+        }
+    }
+}
+
+/// A daemon on tap `t0` in a namespace of its own, and its guest.
+#[derive(Debug)]
+pub struct Rig {
+    /// The host's packet socket on the tap.
+    pub wire: Wire,
+    /// The guest, without its drivers.
+    pub guest: Guest,
+    /// Its transmitq.
+    pub tx: TxQueue,
+    /// Its receiveq.
+    pub rx: RxQueue,
+    /// The drivers of further queue pairs.
+    pub others: Vec<Pair>,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// The namespace.
+    pub net: Net,
+    /// Number of the next frame of [`Self::ensure_alive`].
+    next: u64,
+}
+
+impl Rig {
+    /// Starts a daemon with more words on its command line and a guest that `configure` changed. The receiveq has no buffers yet.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start(words: &str, configure: impl FnOnce(&mut GuestConfig)) -> Result<Self> {
+        let net = Net::enter()?;
+        net.tap("t0", "")?;
+        Self::start_in(net, words, configure)
+    }
+
+    /// [`Self::start`] in a namespace where there is a tap `t0` already.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start_in(
+        net: Net,
+        words: &str,
+        configure: impl FnOnce(&mut GuestConfig),
+    ) -> Result<Self> {
+        Self::start_pairs(net, 1, words, configure)
+    }
+
+    /// [`Self::start_in`] with this many queue pairs.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start_pairs(
+        net: Net,
+        pairs: u16,
+        words: &str,
+        configure: impl FnOnce(&mut GuestConfig),
+    ) -> Result<Self> {
+        let daemon = Daemon::start(&DaemonOptions::on_tap("t0").pairs(pairs).with(words))?;
+        let mut config = GuestConfig::new(daemon.socket());
+        config.queue_pairs = pairs;
+        configure(&mut config);
+        let mut guest = Guest::connect(&config).with_context(|| daemon.tail())?;
+        let mut others = guest.take_pairs();
+        let Pair { tx, rx } = others.remove(0);
+        Ok(Self {
+            wire: Wire::on("t0")?,
+            guest,
+            tx,
+            rx,
+            others,
+            daemon,
+            net,
+            next: 1 << 40,
+        })
+    }
+
+    /// That one frame each way arrives whole and soon. Nothing else may be on its way.
+    ///
+    /// # Errors
+    /// When one does not.
+    pub fn ensure_alive(&mut self) -> Result<()> {
+        self.next += 1;
+        let frame = TO_HOST.build(self.next, 200);
+        self.tx.send(&frame)?;
+        self.tx.kick_if_needed();
+        let found = self.wire.receive(SOON)?;
+        ensure!(
+            found == Some(&frame[..]),
+            "{} bytes came of the frame sent to the host\n{}",
+            found.map_or(0, <[u8]>::len),
+            self.daemon.tail()
+        );
+        self.tx.wait_for_all(SOON)?;
+        self.rx.refill();
+        let frame = TO_GUEST.build(self.next, 200);
+        self.wire.send(&frame)?;
+        let found = self.receive(SOON)?;
+        ensure!(
+            found.as_deref() == Some(&frame[..]),
+            "{} bytes came of the frame sent to the guest\n{}",
+            found.map_or(0, |found| found.len()),
+            self.daemon.tail()
+        );
+        Ok(())
+    }
+
+    /// The next frame of the receiveq with ethertype 0x88b5, waited for by calls only. (The host's stack may have something of
+    /// its own to say, such as an IGMP report.)
+    ///
+    /// # Errors
+    /// When the backend broke a rule.
+    pub fn receive(&mut self, limit: Duration) -> Result<Option<Vec<u8>>> {
+        let deadline = Instant::now() + limit;
+        let mut frame = None;
+        loop {
+            if self.rx.receive(1, |found| frame = Some(found.to_vec()))? > 0 {
+                if frame.as_deref().is_some_and(is_ours) {
+                    return Ok(frame);
+                }
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.rx.wait_for_call(Until::Next, left)?;
+        }
+    }
+
+    /// Takes back all transmitted chains, and says that every descriptor of the ring is free again.
+    ///
+    /// # Errors
+    /// When some do not come back.
+    pub fn ensure_tx_whole(&mut self) -> Result<()> {
+        if let Err(error) = self.tx.wait_for_all(SOON) {
+            bail!("{error}\n{}", self.daemon.tail());
+        }
+        let (free, size) = (self.tx.ring().free(), self.tx.ring().size());
+        ensure!(free == size, "{free} of {size} descriptors are free");
+        Ok(())
+    }
+
+    /// A counter of the transmitq (`tx`) or receiveq (`rx`), with further labels.
+    ///
+    /// # Errors
+    /// When there is no such counter.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
+        self.daemon.metrics()?.sum(name, labels)
+    }
+}
+
+fn is_ours(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&ETHERTYPE_RAW.to_be_bytes())
+}
