@@ -104,9 +104,7 @@ impl Session<'_> {
 impl DataPath {
     /// Waits until nothing is in flight, and publishes what came back.
     pub(super) fn drain(&mut self) -> Result<(), PortError> {
-        while self.port.tx_in_flight() > 0 || self.port.rx_in_flight() > 0 {
-            self.port.enter(Wait::Forever)?;
-        }
+        self.port.finish()?;
         if let Some(memory) = self.memory.clone() {
             self.complete_tx(&memory);
         }

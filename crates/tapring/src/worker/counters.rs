@@ -4,9 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tapring_io::{Discarded, Port, RxBatch, TxOutcome};
+use tapring_io::{Discarded, Port, RxBatch, TapFault, TxOutcome};
+use tapring_metrics::table::TX_DROP_REASONS;
 use tapring_metrics::{Counter, PairMetrics, QueueMetrics};
-use tapring_queue::{self as queue, Direction, Fault, QueuePair, QueueStats};
+use tapring_queue::{Direction, Fault, QueuePair, QueueStats};
 use tracing::{error, warn};
 
 use crate::log_limit::LogLimit;
@@ -32,6 +33,26 @@ enum TxDrop {
     Down,
     Refused,
     Gone,
+}
+
+/// What a batch lost, by [`TxDrop`]. Gathered first: a tap that is down loses every frame, and the log's limit is a lock.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    frames: [u64; TX_DROP_REASONS.len()],
+    last: Option<TxOutcome>,
+}
+
+impl Losses {
+    /// A frame is lost.
+    pub(super) const fn note(&mut self, outcome: TxOutcome) {
+        let reason = match outcome {
+            TxOutcome::Down => TxDrop::Down,
+            TxOutcome::Gone => TxDrop::Gone,
+            TxOutcome::Refused(_) | TxOutcome::Sent | TxOutcome::TapFull => TxDrop::Refused,
+        };
+        self.frames[reason as usize] += 1;
+        self.last = Some(outcome);
+    }
 }
 
 /// The counters of one worker.
@@ -75,24 +96,21 @@ impl Counters {
         self.metrics.tx.completion_seconds.observe(nanoseconds);
     }
 
-    /// The tap did not take a frame and never will.
-    pub(super) fn lost(&self, outcome: TxOutcome) -> queue::TxOutcome {
-        let reason = match outcome {
-            TxOutcome::Down => TxDrop::Down,
-            TxOutcome::Gone => TxDrop::Gone,
-            TxOutcome::Refused(_) | TxOutcome::Sent | TxOutcome::TapFull => TxDrop::Refused,
-        };
-        self.metrics.tx.dropped[reason as usize].increment(1);
+    /// Frames of a batch that the tap did not take and never will.
+    pub(super) fn lost(&self, losses: &Losses) {
+        let Some(outcome) = losses.last else { return };
+        add_all(&self.metrics.tx.dropped, &losses.frames);
         if let Some(more) = LOSS_LINES.pass() {
             let (device, queue) = (&self.device, self.pair);
+            let frames: u64 = losses.frames.iter().sum();
             warn!(
                 device,
                 queue,
+                frames,
                 ?outcome,
-                "a frame of the guest was dropped: is the tap up?{more}"
+                "frames of the guest were dropped: is the tap up?{more}"
             );
         }
-        queue::TxOutcome::Dropped
     }
 
     /// The tap was deleted. The port says so once, and frames of the guest are dropped and counted from now on.
@@ -107,7 +125,7 @@ impl Counters {
     /// A batch of reads is in.
     pub(super) fn read(&self, batch: &RxBatch) {
         self.cut(batch.cut as u64);
-        if batch.fault.is_some() {
+        if matches!(batch.fault, Some(TapFault::Errno(_))) {
             self.read_failed();
         }
     }
@@ -212,6 +230,17 @@ mod tests {
     use tapring_queue::{Block, Requeue, State};
 
     use super::*;
+
+    #[test]
+    fn losses_are_told_apart() {
+        let mut losses = Losses::default();
+        for outcome in [TxOutcome::Down, TxOutcome::Gone, TxOutcome::Gone] {
+            losses.note(outcome);
+        }
+        losses.note(TxOutcome::Refused(22));
+        assert_eq!(losses.frames, [1, 1, 2]);
+        assert_eq!(losses.last, Some(TxOutcome::Refused(22)));
+    }
 
     #[test]
     fn labels_are_in_the_order_of_what_they_count() {

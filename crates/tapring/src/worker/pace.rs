@@ -47,9 +47,10 @@ impl Pace {
         self.batch = if got == PLAIN_READS { PLAIN_READS } else { 0 };
     }
 
-    /// A ring batch is in.
+    /// A ring batch is in. A read that failed would fail again: POLL says when to try, and a tap that was deleted
+    /// never says so.
     pub(super) const fn after_batch(&mut self, batch: &RxBatch) {
-        self.empty = batch.empty > 0;
+        self.empty = batch.empty > 0 || batch.fault.is_some();
         self.batch = match (self.empty, self.batch * 2) {
             (true, _) => 0,
             (false, next) if next > BATCH_FRAMES => BATCH_FRAMES,
@@ -60,5 +61,56 @@ impl Pace {
     /// POLLIN: the tap has frames.
     pub(super) const fn on_readable(&mut self) {
         self.empty = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tapring_io::TapFault;
+
+    use super::*;
+
+    /// A pace in the middle of a burst.
+    fn bursting() -> Pace {
+        let mut pace = Pace::default();
+        assert_eq!(pace.step(256), Step::Plain(PLAIN_READS));
+        pace.after_reads(PLAIN_READS, PLAIN_READS);
+        pace
+    }
+
+    fn batch(frames: usize, empty: usize, fault: Option<TapFault>) -> RxBatch {
+        RxBatch {
+            frames,
+            empty,
+            cut: 0,
+            fault,
+        }
+    }
+
+    #[test]
+    fn batches_double_while_frames_come() {
+        let mut pace = bursting();
+        for frames in [8, 16, 32, 64, 64] {
+            assert_eq!(pace.step(256), Step::Ring(frames));
+            pace.after_batch(&batch(frames, 0, None));
+        }
+    }
+
+    #[test]
+    fn an_empty_tap_is_left_alone_once_and_then_read_plainly() {
+        let mut pace = bursting();
+        pace.after_batch(&batch(7, 1, None));
+        assert_eq!(pace.step(256), Step::Rest);
+        assert_eq!(pace.step(256), Step::Plain(PLAIN_READS));
+    }
+
+    /// A batch of failures has no empty read in it, and would be made again and again.
+    #[test]
+    fn a_tap_that_fails_in_the_middle_of_a_burst_is_not_read_in_a_loop() {
+        for fault in [TapFault::Gone, TapFault::Down, TapFault::Errno(5)] {
+            let mut pace = bursting();
+            pace.after_batch(&batch(0, 0, Some(fault)));
+            assert_eq!(pace.step(256), Step::Rest, "{fault:?}");
+        }
     }
 }

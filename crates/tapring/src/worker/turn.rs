@@ -20,7 +20,7 @@ use tapring_io::{CallFd, Events, Port, PortError, RxRead, TxOutcome, Wait, Watch
 use tapring_queue::{self as queue, Block, Direction, Door, QueuePair, RxEnd, State};
 use vm_memory::GuestMemoryMmap;
 
-use super::counters::Counters;
+use super::counters::{Counters, Losses};
 use super::pace::{Pace, Step};
 use super::ports::{Batch, Held};
 
@@ -88,6 +88,8 @@ impl DataPath {
         }
         if events.tap_gone {
             self.counters.tap_gone();
+            // No POLLOUT comes any more: what waits for one is dropped and counted like the rest.
+            self.rings.tx.on_writable();
         }
     }
 
@@ -111,13 +113,17 @@ impl DataPath {
             return false;
         };
         self.counters.completed(self.submitted.elapsed());
-        let counters = &self.counters;
+        let mut losses = Losses::default();
         let outcomes = outcomes.iter().map(|outcome| match outcome {
             TxOutcome::Sent => queue::TxOutcome::Sent,
             TxOutcome::TapFull => queue::TxOutcome::NotSent,
-            lost => counters.lost(*lost),
+            lost => {
+                losses.note(*lost);
+                queue::TxOutcome::Dropped
+            }
         });
         self.rings.tx.complete(memory, outcomes);
+        self.counters.lost(&losses);
         if self.rings.state(Direction::Tx) == State::Blocked(Block::TapFull) {
             self.port.poll_writable();
         }
