@@ -7,10 +7,10 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tapring::cli::{Cli, Command, Stop};
 use tapring::serve::{Error, serve};
 use tapring::settings::Settings;
-use rustix::process::{Signal, set_parent_process_death_signal};
 use tapring::{demo, logging, signals};
 
 const USAGE: u8 = 2;
