@@ -119,7 +119,7 @@ impl RxQueue {
         let held = u16::try_from(source.held()).unwrap_or(u16::MAX);
         self.vq
             .announce(ring, &mut memory, 0..posted.min(held), |buffer| {
-                source.expect(buffer)
+                source.expect(buffer);
             });
         while let Some(frame) = source.front() {
             match self.deliver(ring, &mut memory, frame, &mut posted, &mut refusals) {
