@@ -48,6 +48,9 @@ pub enum BenchError {
         /// Its last words.
         said: String,
     },
+    /// The raw reader's thread panicked.
+    #[error("the raw reader's thread is gone: look at the panic above")]
+    ReaderGone,
     /// A file or a socket.
     #[error("cannot read {what}: {source}")]
     Read {

@@ -30,6 +30,7 @@ pub mod idle;
 pub mod machine;
 pub mod place;
 pub mod process;
+pub mod reader;
 pub mod report;
 pub mod rig;
 pub mod rounds;

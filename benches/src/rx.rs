@@ -9,7 +9,7 @@
 //! 1. A packet socket on core B puts N frames into the tap's queue. 1000 are what the queue of a new tap holds, so no tap that
 //!    was left as it is has more to drain (`--waiting` changes the queue too). Longer queues flatter us: their frames have
 //!    left the caches, which costs both contestants the same (ratio 0.68 with 1000 frames, 0.77 with 8000).
-//! 2. Raw: [`RawReader`] drains `raw0` on core A.
+//! 2. Raw: a thread that stays on core A, asleep meanwhile as the daemon is, drains `raw0` ([`Reader`]).
 //! 3. Daemon: up to now its guest has no buffer posted, so that the receiveq is Starved and the tap is left alone. The
 //!    guest posts a ring of buffers and kicks, as any guest does after it was out of them, takes frames out of the used
 //!    ring on core B without sleeping, reads their headers, and posts again 32 or more at a time (Linux refills when half
@@ -25,10 +25,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tapring_guest::RxQueue;
-use tapring_io::limit::{Moved, RawReader};
+use tapring_io::limit::Moved;
 
 use crate::daemon::TAP;
 use crate::filler::Filler;
+use crate::reader::Reader;
 use crate::report::{Report, Sample};
 use crate::rig::{Contestant, RAW_TAP, Rig, frame};
 use crate::settings::Settings;
@@ -59,10 +60,10 @@ pub fn run(settings: &Settings) -> Result<Report, BenchError> {
     let mut warm = false;
     for &bytes in &settings.sizes {
         let frame = frame(bytes.into());
-        let mut reader = RawReader::new(rig.raw_queue()?, frame.len())?;
+        let reader = Reader::start(rig.raw_queue()?, frame.len(), settings.cpus.mover)?;
         let (to_raw, to_daemon) = (Filler::new(RAW_TAP, &frame)?, Filler::new(TAP, &frame)?);
         let size = rig.contest(|rig, contestant| match contestant {
-            Contestant::Raw => raw(rig, &to_raw, &mut reader),
+            Contestant::Raw => raw(rig, &to_raw, &reader),
             Contestant::Daemon => daemon(rig, &to_daemon, &mut warm),
         })?;
         sizes.insert(bytes, size);
@@ -70,14 +71,12 @@ pub fn run(settings: &Settings) -> Result<Report, BenchError> {
     Ok(rig.report("rx", sizes))
 }
 
-fn raw(rig: &Rig, filler: &Filler, reader: &mut RawReader) -> Result<Sample, BenchError> {
+fn raw(rig: &Rig, filler: &Filler, reader: &Reader) -> Result<Sample, BenchError> {
     let waiting = usize::from(rig.settings.waiting);
-    let cpus = rig.settings.cpus;
+    cpu::pin(rig.settings.cpus.guest)?;
     let frames_per_second = add_up(rig.settings.time(), || {
-        cpu::pin(cpus.guest)?;
         filler.fill(waiting)?;
-        cpu::pin(cpus.mover)?;
-        Ok(reader.drain(waiting)?)
+        reader.drain(waiting)
     })?;
     Ok(Sample {
         frames_per_second,
