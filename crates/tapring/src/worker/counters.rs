@@ -61,6 +61,8 @@ pub(super) struct Counters {
     device: String,
     pair: u16,
     metrics: Arc<PairMetrics>,
+    /// Frames with the kernel as last shown, by [`Direction::index`].
+    in_flight: [usize; 2],
 }
 
 impl Counters {
@@ -69,11 +71,12 @@ impl Counters {
             device: device.to_owned(),
             pair,
             metrics,
+            in_flight: [0; 2],
         }
     }
 
     /// Adds what happened since the last turn.
-    pub(super) fn add(&self, rings: &mut QueuePair, port: &mut Port) {
+    pub(super) fn add(&mut self, rings: &mut QueuePair, port: &mut Port) {
         for direction in Direction::ALL {
             let queue = self.queue(direction);
             let stats = rings.take_stats(direction);
@@ -83,11 +86,22 @@ impl Counters {
             }
             queue.state.set(rings.state(direction).index());
         }
+        self.show_in_flight(Direction::Rx, port.rx_in_flight());
+        self.show_in_flight(Direction::Tx, port.tx_in_flight());
         let stats = port.stats();
         add(&self.metrics.ring_enters, stats.ring_enters);
         add(&self.metrics.sqpoll_wakeups, stats.sqpoll_wakeups);
         add(&self.metrics.rx.tap_poll_arms, stats.readable_arms);
         add(&self.metrics.tx.tap_poll_arms, stats.writable_arms);
+    }
+
+    fn show_in_flight(&mut self, direction: Direction, frames: usize) {
+        let shown = std::mem::replace(&mut self.in_flight[direction.index()], frames);
+        if shown != frames {
+            // A batch has 64.
+            let frames = u32::try_from(frames).unwrap_or(u32::MAX);
+            self.queue(direction).in_flight.set(f64::from(frames));
+        }
     }
 
     /// A transmit batch is whole.
@@ -230,6 +244,23 @@ mod tests {
     use tapring_queue::{Block, Requeue, State};
 
     use super::*;
+
+    #[test]
+    fn what_the_kernel_has_is_shown() {
+        let metrics = tapring_metrics::Metrics::new("0");
+        let device = metrics.device("t0", 1);
+        let mut counters = Counters::new("t0", 0, Arc::clone(&device.pairs[0]));
+        let shown = |frames| {
+            let line = format!(
+                "tapring_in_flight{{device=\"t0\",queue=\"0\",direction=\"tx\"}} {frames}\n"
+            );
+            metrics.render().contains(&line)
+        };
+        for frames in [64, 64, 0] {
+            counters.show_in_flight(Direction::Tx, frames);
+            assert!(shown(frames), "{}", metrics.render());
+        }
+    }
 
     #[test]
     fn losses_are_told_apart() {
