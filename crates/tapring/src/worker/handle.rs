@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use rustix::event::{EventfdFlags, eventfd};
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::command::{Command, Epoch, Reply};
 
-/// How long a command may take. A batch takes microseconds; a worker that needs longer is stuck.
+/// How long a command may take, the wait for its turn included. A batch takes microseconds; a worker that needs longer is stuck.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Commands that may wait at once. Sessions send one at a time; the rest is room for probes.
@@ -64,6 +64,7 @@ impl WorkerHandle {
 
     /// Sends a command and waits until the worker acknowledges that it holds.
     pub fn call(&self, epoch: Epoch, command: Command) -> Result<Reply, WorkerError> {
+        let deadline = Instant::now() + ANSWER_LIMIT;
         let (reply, answer) = channel::bounded(1);
         let envelope = Envelope {
             epoch,
@@ -71,14 +72,14 @@ impl WorkerHandle {
             reply,
         };
         self.commands
-            .send_timeout(envelope, ANSWER_LIMIT)
+            .send_deadline(envelope, deadline)
             .map_err(|error| match error {
                 channel::SendTimeoutError::Timeout(_) => WorkerError::TimedOut,
                 channel::SendTimeoutError::Disconnected(_) => WorkerError::Gone,
             })?;
         self.ring();
         answer
-            .recv_timeout(ANSWER_LIMIT)
+            .recv_deadline(deadline)
             .map_err(|error| match error {
                 RecvTimeoutError::Timeout => WorkerError::TimedOut,
                 RecvTimeoutError::Disconnected => WorkerError::Gone,
