@@ -152,7 +152,7 @@ impl Tap {
     /// offloads, and non-blocking.
     ///
     /// The io_uring of a process that was killed lets go of its tap a moment after the process is gone, so a tap that is
-    /// held is tried again for [`BUSY_LIMIT`].
+    /// held is tried again for 0.7 s.
     pub fn open(options: &TapOptions) -> Result<Self, TapError> {
         check(options)?;
         let began = Instant::now();
