@@ -107,7 +107,10 @@ pub fn serve_device(
 fn ensure_descriptors(queue_pairs: u16) -> io::Result<()> {
     let needed = DESCRIPTORS + DESCRIPTORS_A_PAIR * usize::from(queue_pairs);
     let probe = |_| eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from);
-    (0..needed).map(probe).collect::<io::Result<Vec<_>>>().map(drop)
+    (0..needed)
+        .map(probe)
+        .collect::<io::Result<Vec<_>>>()
+        .map(drop)
 }
 
 fn uring_remedy(error: &io::Error) -> &'static str {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
-use tapring_tests::{Daemon, DaemonOptions, Net, Process, Wire, ensure_refused, scenario, until};
+use tapring_tests::{
+    Daemon, DaemonOptions, Need, Net, Process, Wire, ensure_refused, scenario, until,
+};
 
 use crate::NEEDS;
 use crate::life::ensure_serves;
@@ -89,7 +91,7 @@ fn b50_nobody_is_turned_away_for_want_of_a_listener() {
 fn b50_the_sockets_permissions() {
     scenario(
         "B50 socket-life-cycle: umask, mode and group",
-        NEEDS,
+        &[Need::RealRoot, Need::Tun, Need::Tool("ip")],
         || {
             let net = Net::enter()?;
             net.tap("t0", "")?;

@@ -89,7 +89,11 @@ pub(crate) struct MemoryMap {
 
 impl MemoryMap {
     /// SET_MEM_TABLE: the regions of `body` take the place of all others.
-    pub(crate) fn replace(&mut self, body: &[u8], files: &[Backing]) -> Result<Change, MemoryFault> {
+    pub(crate) fn replace(
+        &mut self,
+        body: &[u8],
+        files: &[Backing],
+    ) -> Result<Change, MemoryFault> {
         let count = table_length(body)?;
         one_each(count, files)?;
         let mut table = Self::default();
