@@ -5,6 +5,7 @@
 //!   RxQueue ◀── daemon ◀── t0 ◀── Wire         TO_GUEST
 //! ```
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,10 +14,11 @@ use tapring_guest::{Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
 
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Net;
+use crate::process::until;
 use crate::wire::Wire;
 
 /// How long a frame may take that nothing holds up.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
 
 const HOST: Endpoint = end(1);
 const GUEST: Endpoint = end(2);
@@ -127,6 +129,7 @@ impl Rig {
         configure: impl FnOnce(&mut GuestConfig),
     ) -> Result<Self> {
         let daemon = Daemon::start(&DaemonOptions::on_tap("t0").pairs(pairs).with(words))?;
+        wait_running("t0")?;
         let mut config = GuestConfig::new(daemon.socket());
         config.queue_pairs = pairs;
         configure(&mut config);
@@ -218,6 +221,17 @@ impl Rig {
     pub fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
         self.daemon.metrics()?.sum(name, labels)
     }
+}
+
+/// A tap has a carrier from the moment the daemon opens it, but what is sent to it is dropped until the kernel's link watch has
+/// taken note.
+fn wait_running(interface: &str) -> Result<()> {
+    until(SOON, "the tap to run", || {
+        let mut ip = Command::new("ip");
+        let shown = ip.args(["-o", "link", "show", interface]).output().ok()?;
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        (shown.contains("LOWER_UP") && !shown.contains("qdisc noop")).then_some(())
+    })
 }
 
 fn is_ours(frame: &[u8]) -> bool {

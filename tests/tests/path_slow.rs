@@ -242,7 +242,7 @@ fn a_tap_that_is_full_time_and_again_keeps_the_order() {
 
 /// What a VMM may do to a ring whose frames wait for the tap.
 fn interfered(mode: Mode) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |_| ())?;
+    let (mut rig, bottleneck) = rig(mode, |config| config.memory_bytes = 4 << 20)?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     bottleneck.close()?;
@@ -251,7 +251,7 @@ fn interfered(mode: Mode) -> Result<()> {
         let blocked = rig.metric("tapring_blocked_total", &["reason=\"tap_full\""]);
         (blocked.ok()? > 0.0).then_some(())
     })?;
-    for round in 0..20 {
+    for round in 0..8 {
         let used = rig.tx.ring().used_index();
         let base = rig.guest.stop(1)?;
         ensure!(
