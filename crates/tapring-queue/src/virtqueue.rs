@@ -112,7 +112,12 @@ impl Virtqueue {
         if self.state == State::Blocked(Block::Broken) && reason != Requeue::Started {
             return;
         }
-        let Some(ring) = memory.and_then(|m| Ring::resolve(m, setup.size, &setup.addresses)) else {
+        // A frontend may start rings before it says where memory is; that is nobody's fault yet.
+        let Some(memory) = memory else {
+            self.enter(DrainEnd::MemoryFault.state());
+            return;
+        };
+        let Some(ring) = Ring::resolve(memory, setup.size, &setup.addresses) else {
             self.fail(Fault::BadRing, DrainEnd::MemoryFault);
             return;
         };

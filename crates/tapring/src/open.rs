@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tapring_io::{PollMode, PortOptions, Tap, TapError, TapOptions};
-use tapring_metrics::{Counter, DeviceMetrics, Metrics};
+use tapring_metrics::{Counter, DeviceMetrics, Metrics, PairMetrics};
 use thiserror::Error;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tracing::{info, warn};
@@ -93,6 +94,12 @@ fn describe(tap: &Tap) {
     let (device, index, queues) = (tap.name(), tap.index(), tap.queue_pairs());
     let origin = if tap.created() { "created" } else { "opened" };
     info!(device, index, queues, "tap {origin}");
+    if let Ok(Some(bytes)) = tap.send_buffer() {
+        warn!(
+            device,
+            "the tap has a send buffer of {bytes} bytes, which costs 15 %: leave TUNSETSNDBUF alone"
+        );
+    }
     if matches!(tap.is_up(), Ok(false)) {
         warn!(
             device,
@@ -122,34 +129,48 @@ fn start_workers(
 ) -> Result<Vec<Worker>, OpenError> {
     let mut workers: Vec<Worker> = Vec::new();
     for (pair, metrics) in (0..settings.queue_pairs).zip(&series.pairs) {
-        let first = workers.first().map(|worker| worker.ring.try_clone());
-        let attach = first
-            .transpose()
-            .map_err(|source| queue_error(tap, source))?;
-        let queue = tap
-            .try_clone_queue(pair)
-            .map_err(|source| queue_error(tap, source))?;
-        let failed = failed.clone();
-        let device = tap.name().to_owned();
-        workers.push(spawn(WorkerOptions {
-            device: device.clone(),
-            pair,
-            tap: queue,
-            port: PortOptions {
-                poll: poll_mode(settings, attach),
-                force_plain: settings.plain_io,
-                ..PortOptions::default()
+        let started = worker_options(settings, tap, pair, workers.first(), metrics, failed)
+            .and_then(|options| Ok(spawn(options)?));
+        match started {
+            Ok(worker) => workers.push(worker),
+            Err(error) => {
+                workers.into_iter().for_each(Worker::end);
+                return Err(error);
             }
-            .with_mtu(tap.mtu().unwrap_or_default()),
-            cpu: settings.worker_cpu(pair),
-            metrics: metrics.clone(),
-            failed: Box::new(move |reason| {
-                // Nobody listens any more when the daemon is ending.
-                let _ = failed.send(format!("worker of {device}, queue pair {pair}: {reason}"));
-            }),
-        })?);
+        }
     }
     Ok(workers)
+}
+
+fn worker_options(
+    settings: &Settings,
+    tap: &Tap,
+    pair: u16,
+    first: Option<&Worker>,
+    metrics: &Arc<PairMetrics>,
+    failed: &UnboundedSender<String>,
+) -> Result<WorkerOptions, OpenError> {
+    let failure = |source| queue_error(tap, source);
+    let attach = first.map(|worker| worker.ring.try_clone()).transpose();
+    let device = tap.name().to_owned();
+    let failed = failed.clone();
+    Ok(WorkerOptions {
+        device: device.clone(),
+        pair,
+        tap: tap.try_clone_queue(pair).map_err(failure)?,
+        port: PortOptions {
+            poll: poll_mode(settings, attach.map_err(failure)?),
+            force_plain: settings.plain_io,
+            ..PortOptions::default()
+        }
+        .with_mtu(tap.mtu().unwrap_or_default()),
+        cpu: settings.worker_cpu(pair),
+        metrics: Arc::clone(metrics),
+        failed: Box::new(move |reason| {
+            // Nobody listens any more when the daemon is ending.
+            let _ = failed.send(format!("worker of {device}, queue pair {pair}: {reason}"));
+        }),
+    })
 }
 
 /// All workers share the polling thread of the first one.

@@ -4,18 +4,22 @@
 //! drains: the batches in flight complete and are published. Writes and reads of the tap never
 //! wait, so that takes one batch's time.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use tapring_io::{CallFd, PortError, Wait};
+use tapring_io::{CallFd, PortError, Wait, require_eventfd};
 use tapring_queue::{Direction, Features, QueuePair, RingPosition, State};
 use tracing::warn;
 use vm_memory::GuestMemoryMmap;
+
+use crate::log_limit::LogLimit;
 
 use super::command::{Command, Epoch, Reply};
 use super::handle::{Envelope, WorkerError};
 use super::pace::Pace;
 use super::turn::{DataPath, kick_of};
+
+static DESCRIPTOR_LINES: LogLimit = LogLimit::per_minute(6);
 
 /// Whether the worker goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,17 +133,13 @@ impl DataPath {
     }
 
     fn set_kick(&mut self, direction: Direction, fd: Option<OwnedFd>) -> Result<(), PortError> {
-        match fd {
-            Some(fd) => {
-                self.port.watch(kick_of(direction), fd)?;
-                self.rings.on_new_kick(direction, self.memory.as_deref());
-                Ok(())
-            }
-            None => {
-                self.port.unwatch(kick_of(direction));
-                Ok(())
-            }
-        }
+        let Some(fd) = fd.filter(is_eventfd) else {
+            self.port.unwatch(kick_of(direction));
+            return Ok(());
+        };
+        self.port.watch(kick_of(direction), fd)?;
+        self.rings.on_new_kick(direction, self.memory.as_deref());
+        Ok(())
     }
 
     /// A driver may have been owed a call while there was no way to make it.
@@ -200,8 +200,18 @@ impl DataPath {
     }
 }
 
+fn eventfd(fd: OwnedFd) -> Option<CallFd> {
+    is_eventfd(&fd).then(|| CallFd::new(fd).ok()).flatten()
+}
+
 /// The frontend adapter refuses anything but eventfds; should one come all the same, the ring
 /// goes without.
-fn eventfd(fd: OwnedFd) -> Option<CallFd> {
-    CallFd::new(fd).inspect_err(|error| warn!("{error}")).ok()
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    let checked = require_eventfd(fd.as_fd());
+    if let Err(error) = &checked
+        && let Some(more) = DESCRIPTOR_LINES.pass()
+    {
+        warn!("{error}{more}");
+    }
+    checked.is_ok()
 }

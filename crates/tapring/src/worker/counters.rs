@@ -104,10 +104,12 @@ impl Counters {
         }
     }
 
-    /// A transmit batch is whole.
-    pub(super) fn completed(&self, took: Duration) {
+    /// A batch of writes or reads is whole.
+    pub(super) fn completed(&self, direction: Direction, took: Duration) {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.metrics.tx.completion_seconds.observe(nanoseconds);
+        self.queue(direction)
+            .completion_seconds
+            .observe(nanoseconds);
     }
 
     /// Frames of a batch that the tap did not take and never will.
@@ -219,8 +221,9 @@ fn add_queue(queue: &QueueMetrics, stats: &QueueStats) {
     if stats.too_large > 0 {
         queue.dropped[RxDrop::TooLarge as usize].increment(stats.too_large);
     }
-    if stats.packets > 0 {
-        queue.batch_packets.observe(stats.packets);
+    // A turn publishes once, or twice where it went on reading: then their mean.
+    if let Some(frames) = stats.packets.checked_div(stats.batches) {
+        queue.batch_packets.observe_n(frames, stats.batches);
     }
 }
 

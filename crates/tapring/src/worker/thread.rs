@@ -12,7 +12,7 @@ use tapring_metrics::PairMetrics;
 use thiserror::Error;
 use tracing::{error, info};
 
-use super::command::Epoch;
+use super::command::{Command, Epoch};
 use super::control::{Next, Session};
 use super::counters::Counters;
 use super::handle::{Envelope, WorkerHandle};
@@ -48,6 +48,13 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// Tells it to exit and waits for its thread.
+    pub fn end(self) {
+        // One that has ended by itself needs not be told.
+        let _ = self.handle.call(Epoch::default(), Command::Exit);
+        self.join();
+    }
+
     /// Waits for the thread, which was told to exit.
     pub fn join(self) {
         // Its failure was reported by the worker itself.
@@ -91,17 +98,13 @@ pub fn spawn(options: WorkerOptions) -> Result<Worker, SpawnError> {
     let (ready, started) = channel::bounded(1);
     let thread = Builder::new()
         .name(format!("{}/{pair}", options.device))
-        .spawn(move || {
-            let mut options = options;
-            let failed = std::mem::replace(&mut options.failed, Box::new(|_| {}));
-            match prepare(options, doorbell) {
-                Ok((path, ring)) => {
-                    let _ = ready.send(Ok(ring));
-                    run_to_end(path, &commands, failed);
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
+        .spawn(move || match prepare(options, doorbell) {
+            Ok(prepared) => {
+                let _ = ready.send(Ok(prepared.ring));
+                run_to_end(prepared.path, &commands, prepared.failed);
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
             }
         })
         .map_err(failed)?;
@@ -114,9 +117,16 @@ pub fn spawn(options: WorkerOptions) -> Result<Worker, SpawnError> {
     })
 }
 
+/// A worker that is about to run.
+struct Prepared {
+    path: DataPath,
+    ring: OwnedFd,
+    failed: Box<dyn FnOnce(String) + Send>,
+}
+
 /// The port belongs to the thread that makes it (IORING_SETUP_SINGLE_ISSUER), so all of this runs
 /// on the worker's own.
-fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<(DataPath, OwnedFd), SpawnError> {
+fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<Prepared, SpawnError> {
     let pair = options.pair;
     if let Some(cpu) = options.cpu {
         pin(cpu).map_err(|source| SpawnError::Cpu { pair, cpu, source })?;
@@ -135,7 +145,11 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<(DataPath, Owned
     let counters = Counters::new(&options.device, pair, options.metrics);
     let mut path = DataPath::new(port, counters, pair == 0);
     path.follow_receiveq();
-    Ok((path, ring))
+    Ok(Prepared {
+        path,
+        ring,
+        failed: options.failed,
+    })
 }
 
 fn pin(cpu: u32) -> io::Result<()> {

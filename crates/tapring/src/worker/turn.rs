@@ -37,8 +37,8 @@ pub(super) struct DataPath {
     pub(super) pace: Pace,
     /// The queue of the first pair, which guests always use, keeps its share of the host's flows.
     pub(super) first: bool,
-    /// When the transmit batch in flight was submitted.
-    submitted: Instant,
+    /// When the batches in flight were submitted, by [`Direction::index`].
+    submitted: [Instant; 2],
 }
 
 impl DataPath {
@@ -52,7 +52,7 @@ impl DataPath {
             errs: [None, None],
             counters,
             pace: Pace::default(),
-            submitted: Instant::now(),
+            submitted: [Instant::now(); 2],
         }
     }
 
@@ -101,7 +101,7 @@ impl DataPath {
         }
         let frames = self.rings.tx.fill(memory, &mut Batch(&mut self.port));
         if frames > 0 {
-            self.submitted = Instant::now();
+            self.submitted[Direction::Tx.index()] = Instant::now();
             self.port.tx_submit();
         }
         completed || frames > 0
@@ -112,7 +112,8 @@ impl DataPath {
         let Some(outcomes) = self.port.tx_outcomes() else {
             return false;
         };
-        self.counters.completed(self.submitted.elapsed());
+        let took = self.submitted[Direction::Tx.index()].elapsed();
+        self.counters.completed(Direction::Tx, took);
         let mut losses = Losses::default();
         let outcomes = outcomes.iter().map(|outcome| match outcome {
             TxOutcome::Sent => queue::TxOutcome::Sent,
@@ -133,6 +134,8 @@ impl DataPath {
     /// Host to guest. Returns whether there was anything to do.
     fn rx_turn(&mut self, memory: &GuestMemoryMmap) -> bool {
         if let Some(batch) = self.port.rx_batch_done() {
+            let took = self.submitted[Direction::Rx.index()].elapsed();
+            self.counters.completed(Direction::Rx, took);
             self.pace.after_batch(&batch);
             self.counters.read(&batch);
         }
@@ -168,7 +171,10 @@ impl DataPath {
         }
         match self.pace.step(room) {
             Step::Rest => false,
-            Step::Ring(frames) => self.port.rx_submit(frames) > 0,
+            Step::Ring(frames) => {
+                self.submitted[Direction::Rx.index()] = Instant::now();
+                self.port.rx_submit(frames) > 0
+            }
             Step::Plain(reads) => {
                 let frames = self.read_plain(reads);
                 self.pace.after_reads(reads, frames);
