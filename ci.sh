@@ -17,7 +17,7 @@ declare -A ABOUT=(
     [doc]='cargo doc, warnings are errors'
     [unit]='tests of the crates: units, kernel assumptions, doctests'
     [build]='the release binary, as users build it'
-    [namespace]='tests on real taps in network namespaces: command line, guest in software'
+    [namespace]='tests on real taps in network namespaces: command line, guest in software, cases from the field'
     [guest]='tests with foreign frontends: Linux and iPXE in QEMU, the daemon inside an older kernel, DPDK'
     [demo]='tapring demo, as root and as an unprivileged user'
 )
@@ -132,7 +132,7 @@ step_build() { cargo build --release --locked -p tapring; }
 end_to_end() {
     local targets=() prefix=()
     for test in "$@"; do targets+=(--test "$test"); done
-    [ -x "$RELEASE" ] || step_build
+    step_build
     TAPRING_BIN=$(realpath "$RELEASE")
     export TAPRING_BIN
     cargo test -p tapring-tests --locked "${targets[@]}" --no-run
@@ -141,7 +141,13 @@ end_to_end() {
     "${prefix[@]}" cargo test -p tapring-tests --locked "${targets[@]}" -- --test-threads=1
 }
 
-step_namespace() { end_to_end cli software_guest; }
+# Whatever is not named elsewhere, so that no test can be forgotten here.
+other_tests() {
+    local test
+    for test in tests/tests/*; do basename "$test" .rs; done | grep -vxE 'qemu|dpdk|demo'
+}
+
+step_namespace() { local tests; mapfile -t tests < <(other_tests); end_to_end "${tests[@]}"; }
 step_guest() { end_to_end qemu dpdk; }
 step_demo() { end_to_end demo; }
 
