@@ -1,13 +1,15 @@
 //! Chains that no driver should make: each costs that frame, and nothing else.
 #![allow(clippy::cast_possible_truncation)] // of lengths and indices that are made up here
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tapring_guest::{
-    DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, GuestConfig, HEADER_BYTES, RAW, Ram, Random,
+    DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, DriverRing, GuestConfig, HEADER_BYTES, RAW,
+    Ram, Random,
 };
 use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, scenario};
 
@@ -25,7 +27,10 @@ const READABLE: u64 = 300;
 /// Where guest memory is put by hand.
 struct Shelf {
     at: u64,
+    /// Where tables go.
     table: u64,
+    /// How many there are.
+    tables: Cell<u64>,
     end: u64,
 }
 
@@ -40,6 +45,7 @@ impl Shelf {
         Self {
             at: free.start,
             table: free.start + 0x1_0000,
+            tables: Cell::new(0),
             end: free.end,
         }
     }
@@ -55,11 +61,12 @@ impl Shelf {
 
     /// A descriptor that points to a table with these entries.
     fn table(&self, ram: &Ram, entries: &[Descriptor]) -> Descriptor {
-        for (at, entry) in (self.table..).step_by(16).zip(entries) {
+        let start = self.table + self.tables.replace(self.tables.get() + 1) * 4096;
+        for (at, entry) in (start..).step_by(16).zip(entries) {
             ram.write(at, &entry.to_bytes());
         }
         Descriptor {
-            address: self.table,
+            address: start,
             bytes: entries.len() as u32 * 16,
             flags: DESC_INDIRECT,
             next: 0,
@@ -83,7 +90,27 @@ fn bad_anywhere(shelf: &Shelf, ram: &Ram, w: u16) -> Vec<Bad> {
         bytes,
         ..shelf.table(ram, &[good])
     };
+    let link = |flags, next| Descriptor {
+        flags: w | flags,
+        next,
+        ..good
+    };
+    let nested = Descriptor {
+        flags: DESC_INDIRECT,
+        ..good
+    };
     vec![
+        ("bad_chain", vec![shelf.table(ram, &[link(DESC_NEXT, 0)])]),
+        ("bad_chain", vec![shelf.table(ram, &[link(DESC_NEXT, 1)])]),
+        (
+            "bad_chain",
+            vec![shelf.table(ram, &[link(DESC_NEXT, 1), link(DESC_NEXT, 0xffff)])],
+        ),
+        ("bad_indirect", vec![shelf.table(ram, &[nested])]),
+        (
+            "bad_indirect",
+            vec![shelf.table(ram, &[link(DESC_NEXT, 1), nested])],
+        ),
         ("bad_address", vec![at(HOLE, 212)]),
         ("bad_address", vec![good, at(HOLE, 1)]),
         ("bad_address", vec![at(shelf.end - 10, 100)]),
@@ -251,7 +278,8 @@ fn flipped(mode: Mode) -> Result<()> {
     let stop = AtomicBool::new(false);
     let (tx, rx) = (rig.tx.ring().addresses(), rig.rx.ring().addresses());
     thread::scope(|scope| -> Result<()> {
-        scope.spawn(|| flip(&ram, &shelf, [tx, rx], &stop));
+        let (ram, stop) = (&ram, &stop);
+        scope.spawn(move || flip(ram, &shelf, [tx, rx], stop));
         let outcome = drive_raw(&mut rig);
         stop.store(true, Ordering::Relaxed);
         outcome
@@ -387,6 +415,86 @@ fn an_impossible_index_ends_the_ring_until_it_is_started_again() {
     for (ring, direction) in [(0, "rx"), (1, "tx")] {
         scenario(&format!("impossible index {direction}"), NEEDS, move || {
             impossible_index(direction, ring)
+        });
+    }
+}
+
+/// The ring of a direction.
+const fn ring_of(rig: &mut Rig, receive: bool) -> &mut DriverRing {
+    if receive {
+        rig.rx.ring_mut()
+    } else {
+        rig.tx.ring_mut()
+    }
+}
+
+/// Descriptor 9 and the head that names it, or no descriptor at all. All others lead to one another, without an end.
+fn bad_entries(shelf: &Shelf, ram: &Ram, ring: &DriverRing, w: u16) -> Vec<(Bad, u16)> {
+    let good = shelf.piece(0, 212, w);
+    let link = |next| Descriptor {
+        flags: w | DESC_NEXT,
+        next,
+        ..good
+    };
+    for index in 0..ring.size() {
+        ring.write_descriptor(index, link(1 - index % 2));
+    }
+    let chain = |kind, descriptor| ((kind, vec![descriptor]), 9);
+    let not_negotiated = shelf.table(ram, &[good]);
+    vec![
+        chain("bad_chain", link(0)),
+        chain("bad_chain", link(9)),
+        chain("bad_chain", link(256)),
+        chain("bad_chain", link(0xffff)),
+        chain("bad_indirect", not_negotiated),
+        (("bad_head", vec![good]), 256),
+        (("bad_head", vec![good]), 0xffff),
+    ]
+}
+
+/// Chains of the ring's own table that end nowhere, and heads that are none.
+fn bad_links(direction: &str, receive: bool) -> Result<()> {
+    let mut rig = Rig::start("", |config| config.indirect = false)?;
+    let (shelf, ram) = (Shelf::of(&rig), rig.guest.ram());
+    let w = if receive { DESC_WRITE } else { 0 };
+    let bad = bad_entries(&shelf, &ram, ring_of(&mut rig, receive), w);
+    let first = ring_of(&mut rig, receive).avail_index();
+    for (n, ((kind, chain), head)) in (0..).zip(&bad) {
+        let ring = ring_of(&mut rig, receive);
+        ring.write_descriptor(9, chain[0]);
+        ring.write_avail_entry(first + n, *head);
+        ring.store_avail_index(first + n + 1);
+        ring.kick();
+        if receive {
+            rig.wire.send(&TO_GUEST.build(n.into(), 60))?;
+        }
+        let labels = [
+            &format!("direction=\"{direction}\"")[..],
+            &format!("kind=\"{kind}\""),
+        ];
+        let up_to_here = &bad[..=usize::from(n)];
+        let count = up_to_here.iter().filter(|bad| bad.0.0 == *kind).count();
+        #[allow(clippy::cast_precision_loss)] // below 10
+        rig.daemon
+            .wait_metric("tapring_guest_faults_total", &labels, count as f64)?;
+    }
+    let returned = ring_of(&mut rig, receive).used_index() - first;
+    ensure!(
+        returned == 5,
+        "{returned} came back; a head that is none cannot"
+    );
+    let pair = rig.guest.reboot(&GuestConfig::default())?.remove(0);
+    (rig.tx, rig.rx) = (pair.tx, pair.rx);
+    rig.rx.refill();
+    drain_flood(&mut rig)?;
+    rig.ensure_alive()
+}
+
+#[test]
+fn chains_without_an_end_come_back() {
+    for (direction, receive) in [("rx", true), ("tx", false)] {
+        scenario(&format!("bad links {direction}"), NEEDS, move || {
+            bad_links(direction, receive)
         });
     }
 }

@@ -189,6 +189,7 @@ fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize, frame: usiz
         config.mrg_rxbuf = mergeable;
         config.rx_buffers = buffers;
         config.rx_buffer_bytes = bytes;
+        config.event_idx = mode != Mode::Plain;
     })?;
     let mut verifier = Verifier::new(TO_GUEST);
     rig.rx.refill();
@@ -240,6 +241,9 @@ fn few_buffers_do_not_starve_the_driver() {
             (true, 1, 1536, 1514),
             (false, 1, 1536, 1514),
             (true, 2, 1536, 1514),
+            (true, 256, 12, 1514),
+            (true, 256, 13, 1514),
+            (true, 200, 64, 1514),
         ] {
             let name = format!("{buffers} buffers of {bytes} mergeable {mergeable} {mode:?}");
             scenario(&name, NEEDS, move || {
