@@ -47,7 +47,7 @@ pub use initramfs::Initramfs;
 pub use metrics::Scrape;
 pub use net::{Counters, Net};
 pub use process::{Finished, Process, until};
-pub use rig::{Mode, Rig, TO_GUEST, TO_HOST};
+pub use rig::{Mode, Rig, TO_GUEST, TO_HOST, cases};
 pub use scenario::{Need, scenario};
 pub use slow::Bottleneck;
 pub use testpmd::{PortCounts, TestPmd};

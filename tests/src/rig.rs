@@ -5,6 +5,7 @@
 //!   RxQueue ◀── daemon ◀── t0 ◀── Wire         TO_GUEST
 //! ```
 
+use std::fmt::Debug;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use tapring_guest::{Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Net;
 use crate::process::until;
+use crate::scenario::{Need, scenario};
 use crate::wire::Wire;
 
 /// How long a frame may take that nothing holds up.
@@ -62,6 +64,13 @@ impl Mode {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Inline, Self::Sqpoll, Self::SqpollPlaced, Self::Plain];
 
+    /// Each of them with each of `others`.
+    #[must_use]
+    pub fn with<T: Copy>(others: &[T]) -> Vec<(Self, T)> {
+        let each = |mode| others.iter().map(move |&other| (mode, other));
+        Self::ALL.into_iter().flat_map(each).collect()
+    }
+
     /// The options of `serve` that select it.
     #[must_use]
     pub const fn words(self) -> &'static str {
@@ -72,6 +81,23 @@ impl Mode {
             Self::Plain => "--plain-io",
         }
     }
+}
+
+/// A scenario of the data path that goes through several cases, each with a rig of its own.
+///
+/// # Panics
+/// When a case fails; it is named.
+pub fn cases<C: Copy + Debug>(
+    name: &str,
+    needs: &[Need],
+    cases: impl IntoIterator<Item = C> + Send,
+    body: impl Fn(C) -> Result<()> + Send,
+) {
+    scenario(&format!("data path: {name}"), needs, move || {
+        cases
+            .into_iter()
+            .try_for_each(|case| body(case).with_context(|| format!("case {case:?}")))
+    });
 }
 
 /// A daemon on tap `t0` in a namespace of its own, and its guest.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{Guest, GuestConfig, Pair, Random, Until};
-use tapring_tests::{Mode, Need, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario};
+use tapring_tests::{Mode, Need, Net, Rig, TO_GUEST, TO_HOST, Wire, cases};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -41,9 +41,7 @@ fn gaps(mode: Mode) -> Result<()> {
 
 #[test]
 fn frames_after_a_pause_do_not_wait() {
-    for mode in Mode::ALL {
-        scenario(&format!("pauses {mode:?}"), NEEDS, move || gaps(mode));
-    }
+    cases("frames after a pause", NEEDS, Mode::ALL, gaps);
 }
 
 /// B26: the daemon does not run for a while; then all there is is taken without a further event.
@@ -89,9 +87,7 @@ fn stopped(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_daemon_that_was_stopped_catches_up() {
-    for mode in Mode::ALL {
-        scenario(&format!("SIGSTOP {mode:?}"), NEEDS, move || stopped(mode));
-    }
+    cases("SIGSTOP", NEEDS, Mode::ALL, stopped);
 }
 
 /// B11: frontends that hang up with frames on their way, and take their memory with them.
@@ -144,49 +140,48 @@ fn hang_up(rig: &mut Rig, n: u64) -> Result<()> {
 
 #[test]
 fn frontends_that_hang_up_leave_a_working_device() {
-    for mode in Mode::ALL {
-        scenario(&format!("hang-ups {mode:?}"), NEEDS, move || hang_ups(mode));
-    }
+    cases(
+        "hang-ups with frames on their way",
+        NEEDS,
+        Mode::ALL,
+        hang_ups,
+    );
 }
+
+/// Opens tap t0 with these flags and sets the length of its header, unless that is 0.
+const SET_HEADER: &str = r#"
+    my ($flags, $bytes) = @ARGV;
+    open(my $tun, "+<", "/dev/net/tun") or die "open: $!";
+    ioctl($tun, 0x400454ca, my $request = pack("a16 S x22", "t0", $flags)) or die "TUNSETIFF: $!";
+    $bytes == 0 or ioctl($tun, 0x400454d8, my $value = pack("i", $bytes)) or die "TUNSETVNETHDRSZ: $!";
+"#;
 
 /// B28: whatever header length the tap had before.
 #[test]
 fn a_tap_with_another_header_length_is_used() {
-    const SET: &str = r#"
-        my ($flags, $bytes) = @ARGV;
-        open(my $tun, "+<", "/dev/net/tun") or die "open: $!";
-        ioctl($tun, 0x400454ca, my $request = pack("a16 S x22", "t0", $flags)) or die "TUNSETIFF: $!";
-        $bytes == 0 or ioctl($tun, 0x400454d8, my $value = pack("i", $bytes)) or die "TUNSETVNETHDRSZ: $!";
-    "#;
-    const TAP_NO_PI: u32 = 0x1002;
-    const VNET_HDR: u32 = 0x4000;
-    for (flags, bytes) in [
-        (TAP_NO_PI, 0),
-        (TAP_NO_PI | VNET_HDR, 10),
-        (TAP_NO_PI | VNET_HDR, 12),
-        (TAP_NO_PI | VNET_HDR, 20),
+    const VNET_HDR: u32 = 0x5002;
+    let needs = [NEEDS, &[Need::Tool("perl")]].concat();
+    let lives = [
+        (0x1002, 0),
+        (VNET_HDR, 10),
+        (VNET_HDR, 12),
+        (VNET_HDR, 20),
         (2, 0),
-    ] {
-        let needs = [NEEDS, &[Need::Tool("perl")]].concat();
-        scenario(
-            &format!("tap with flags {flags:x} and a header of {bytes}"),
-            &needs,
-            move || {
-                let net = Net::enter()?;
-                net.tap("t0", "")?;
-                let words = [flags.to_string(), bytes.to_string()];
-                let done = Command::new("perl")
-                    .args(["-e", SET])
-                    .args(words)
-                    .output()?;
-                ensure!(
-                    done.status.success(),
-                    "{}",
-                    String::from_utf8_lossy(&done.stderr)
-                );
-                let mut rig = Rig::start_in(net, "", |_| ())?;
-                (0..10).try_for_each(|_| rig.ensure_alive())
-            },
-        );
-    }
+    ];
+    cases(
+        "a tap with another header length",
+        &needs,
+        lives,
+        |(flags, bytes)| {
+            let net = Net::enter()?;
+            net.tap("t0", "")?;
+            let mut perl = Command::new("perl");
+            perl.args(["-e", SET_HEADER, &flags.to_string(), &bytes.to_string()]);
+            let done = perl.output()?;
+            let said = String::from_utf8_lossy(&done.stderr);
+            ensure!(done.status.success(), "{said}");
+            let mut rig = Rig::start_in(net, "", |_| ())?;
+            (0..10).try_for_each(|_| rig.ensure_alive())
+        },
+    );
 }

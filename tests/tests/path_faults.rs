@@ -11,7 +11,7 @@ use tapring_guest::{
     DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, DriverRing, GuestConfig, HEADER_BYTES, RAW,
     Ram, Random,
 };
-use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, scenario};
+use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, cases};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -192,11 +192,9 @@ fn transmit_bad(mode: Mode, total: usize) -> Result<()> {
 
 #[test]
 fn malformed_transmit_chains_come_back() {
-    for mode in Mode::ALL {
-        scenario(&format!("malformed TX {mode:?}"), NEEDS, move || {
-            transmit_bad(mode, 2000)
-        });
-    }
+    cases("malformed TX chains", NEEDS, Mode::ALL, |mode| {
+        transmit_bad(mode, 2000)
+    });
 }
 
 /// Bad and good buffers in turn: each frame is in a good one, each bad one comes back empty.
@@ -261,13 +259,7 @@ fn receive_bad(mergeable: bool) -> Result<()> {
 
 #[test]
 fn malformed_receive_chains_come_back() {
-    for mergeable in [true, false] {
-        scenario(
-            &format!("malformed RX mergeable {mergeable}"),
-            NEEDS,
-            move || receive_bad(mergeable),
-        );
-    }
+    cases("malformed RX chains", NEEDS, [true, false], receive_bad);
 }
 
 /// B48: descriptors change while they are read.
@@ -378,9 +370,7 @@ fn drive_raw(rig: &mut Rig) -> Result<()> {
 
 #[test]
 fn descriptors_that_change_under_the_device_do_no_harm() {
-    for mode in Mode::ALL {
-        scenario(&format!("TOCTOU {mode:?}"), NEEDS, move || flipped(mode));
-    }
+    cases("descriptors that change", NEEDS, Mode::ALL, flipped);
 }
 
 /// An available index that moved by more than the ring holds ends that ring, and a start begins it anew.
@@ -412,11 +402,12 @@ fn impossible_index(direction: &str, ring: u16) -> Result<()> {
 
 #[test]
 fn an_impossible_index_ends_the_ring_until_it_is_started_again() {
-    for (ring, direction) in [(0, "rx"), (1, "tx")] {
-        scenario(&format!("impossible index {direction}"), NEEDS, move || {
-            impossible_index(direction, ring)
-        });
-    }
+    cases(
+        "an impossible index",
+        NEEDS,
+        [("rx", 0), ("tx", 1)],
+        |(direction, ring)| impossible_index(direction, ring),
+    );
 }
 
 /// The ring of a direction.
@@ -492,9 +483,10 @@ fn bad_links(direction: &str, receive: bool) -> Result<()> {
 
 #[test]
 fn chains_without_an_end_come_back() {
-    for (direction, receive) in [("rx", true), ("tx", false)] {
-        scenario(&format!("bad links {direction}"), NEEDS, move || {
-            bad_links(direction, receive)
-        });
-    }
+    cases(
+        "chains without an end",
+        NEEDS,
+        [("rx", true), ("tx", false)],
+        |(direction, receive)| bad_links(direction, receive),
+    );
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tapring_guest::{Cut, DESC_WRITE, Descriptor, GuestConfig, HEADER_BYTES, Layout, RAW};
-use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, scenario, until};
+use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, cases, scenario, until};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -51,12 +51,10 @@ fn layouts(mode: Mode, mergeable: bool) -> Result<()> {
 
 #[test]
 fn odd_but_legal_layouts_work() {
-    for mode in [Mode::Inline, Mode::Plain] {
-        for mergeable in [true, false] {
-            let name = format!("odd layouts {mode:?} mergeable {mergeable}");
-            scenario(&name, NEEDS, move || layouts(mode, mergeable));
-        }
-    }
+    let all = [Mode::Inline, Mode::Plain].map(|mode| [(mode, true), (mode, false)]);
+    cases("odd layouts", NEEDS, all.concat(), |(mode, mergeable)| {
+        layouts(mode, mergeable)
+    });
 }
 
 /// A frame of `bytes` in so many pieces, the header one of them, and a whole one behind it.
@@ -125,12 +123,12 @@ fn many_pieces(mode: Mode, indirect: bool) -> Result<()> {
 
 #[test]
 fn chains_of_many_pieces_work() {
-    for mode in Mode::ALL {
-        for indirect in [false, true] {
-            let name = format!("many pieces {mode:?} indirect {indirect}");
-            scenario(&name, NEEDS, move || many_pieces(mode, indirect));
-        }
-    }
+    cases(
+        "many pieces",
+        NEEDS,
+        Mode::with(&[false, true]),
+        |(mode, indirect)| many_pieces(mode, indirect),
+    );
 }
 
 /// Frames far beyond any MTU: the guest may send up to 64 KiB, and no more.
@@ -178,11 +176,7 @@ fn oversize(mode: Mode) -> Result<()> {
 
 #[test]
 fn frames_of_64_kib_leave() {
-    for mode in Mode::ALL {
-        scenario(&format!("64 KiB frames {mode:?}"), NEEDS, move || {
-            oversize(mode)
-        });
-    }
+    cases("frames of 64 KiB", NEEDS, Mode::ALL, oversize);
 }
 
 /// Bytes of a buffer that lie before the border of two regions.
@@ -260,20 +254,14 @@ fn across_regions(mode: Mode) -> Result<()> {
 
 #[test]
 fn buffers_across_regions_work() {
-    for mode in Mode::ALL {
-        scenario(
-            &format!("buffers across regions {mode:?}"),
-            NEEDS,
-            move || across_regions(mode),
-        );
-    }
+    cases("buffers across regions", NEEDS, Mode::ALL, across_regions);
 }
 
 /// Without offloads only two fields of the header mean anything; the others may be whatever an old driver left there. The
 /// shortest frame the kernel takes is an Ethernet header.
 #[test]
 fn odd_headers_and_short_frames_leave() {
-    scenario("odd headers", NEEDS, || {
+    scenario("data path: odd headers", NEEDS, || {
         let mut rig = Rig::start("", |_| ())?;
         let frame = TO_HOST.build(1, 300);
         for at in 2..HEADER_BYTES {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tapring_guest::traffic::{Flow, Verifier};
 use tapring_guest::{Guest, GuestConfig, Layout, Random, Until};
-use tapring_tests::{Mode, Need, Net, Rig, TO_GUEST, TO_HOST, ThreadWatch, scenario};
+use tapring_tests::{Mode, Need, Net, Rig, TO_GUEST, TO_HOST, ThreadWatch, cases, scenario};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -144,12 +144,12 @@ fn exchange(mode: Mode, mergeable: bool, longest: usize) -> Result<()> {
 
 #[test]
 fn frames_of_all_sizes_arrive_both_ways_in_order() {
-    for mode in Mode::ALL {
-        for (mergeable, longest) in [(true, 1514), (true, 9014), (false, 9014)] {
-            let name = format!("exchange {mode:?} mergeable {mergeable} up to {longest}");
-            scenario(&name, NEEDS, move || exchange(mode, mergeable, longest));
-        }
-    }
+    cases(
+        "both ways in order",
+        NEEDS,
+        Mode::with(&[(true, 1514), (true, 9014), (false, 9014)]),
+        |(mode, (mergeable, longest))| exchange(mode, mergeable, longest),
+    );
 }
 
 /// A flow of its own for each pair.
@@ -206,11 +206,9 @@ fn pairs(words: &str) -> Result<()> {
 
 #[test]
 fn queue_pairs_do_not_mix() {
-    for mode in Mode::ALL {
-        scenario(&format!("three pairs {mode:?}"), NEEDS, move || {
-            pairs(mode.words())
-        });
-    }
+    cases("three queue pairs", NEEDS, Mode::ALL, |mode| {
+        pairs(mode.words())
+    });
 }
 
 /// What a VMM may do to a device that is at work. Frames neither get lost nor change their order.
@@ -266,14 +264,13 @@ fn what_a_vmm_does_meanwhile_loses_nothing() {
         .ok()
         .and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or(1);
-    for mode in Mode::ALL {
-        for (event_idx, seed) in [(true, seed), (false, seed + 1)] {
-            let name = format!("interference {mode:?} EVENT_IDX {event_idx}");
-            scenario(&name, NEEDS, move || {
-                exchange_under_interference(mode, event_idx, seed)
-            });
-        }
-    }
+    let all = Mode::with(&[(true, seed), (false, seed + 1)]);
+    cases(
+        "what a VMM does meanwhile",
+        NEEDS,
+        all,
+        |(mode, (event_idx, seed))| exchange_under_interference(mode, event_idx, seed),
+    );
 }
 
 /// B09: worker and polling thread on one CPU, with somebody else who never lets go of it.
@@ -298,14 +295,13 @@ fn crowded(words: &str) -> Result<()> {
 
 #[test]
 fn a_crowded_cpu_loses_nothing() {
-    for words in [
+    let all = [
         "--worker-cpus 0",
         "--worker-cpus 0 --sqpoll-cpu 0",
         "--worker-cpus 0 --poll sqpoll",
         "--worker-cpus 0 --plain-io",
-    ] {
-        scenario(&format!("crowded {words}"), NEEDS, move || crowded(words));
-    }
+    ];
+    cases("a crowded CPU", NEEDS, all, crowded);
 }
 
 /// Resident memory of a process in KiB.
@@ -322,7 +318,7 @@ fn resident(process: u32) -> Result<u64> {
 /// B37: nobody scrapes, and nothing grows.
 #[test]
 fn nothing_grows_without_a_scrape() {
-    scenario("no growth", NEEDS, || {
+    scenario("data path: no growth without a scrape", NEEDS, || {
         let mut rig = Rig::start("", |_| ())?;
         Exchange::new(1514, 130).run(&mut rig, 20_000)?;
         let before = resident(rig.daemon.id())?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{DriverRing, F_EVENT_IDX, GuestConfig, Random, TxQueue, Until, Woken};
-use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, Wire, scenario};
+use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, Wire, cases};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -94,30 +94,30 @@ fn hunt_seconds() -> u64 {
         .unwrap_or(2)
 }
 
+fn hunt(mode: Mode, event_idx: bool) -> Result<()> {
+    let mut rig = Rig::start(mode.words(), |config| config.event_idx = event_idx)?;
+    let end = Instant::now() + Duration::from_secs(hunt_seconds());
+    hang_hunt(&mut rig, &mut Random::new(7), end).with_context(|| rig.daemon.tail())?;
+    for left in [1, 63, 64, 65, 128] {
+        for n in 0..left {
+            rig.tx.send(&TO_HOST.build(n, 60))?;
+        }
+        rig.tx.kick_if_needed();
+        wait_used(&rig.tx)?;
+        rig.tx.collect()?;
+    }
+    rig.ensure_tx_whole()?;
+    ensure_counted(&mut rig)
+}
+
 #[test]
 fn no_wake_up_is_lost() {
-    for (mode, event_idx) in Mode::ALL
-        .into_iter()
-        .flat_map(|mode| [(mode, true), (mode, false)])
-    {
-        let name = format!("hang hunt {mode:?} EVENT_IDX {event_idx}");
-        scenario(&name, NEEDS, move || {
-            let mut rig = Rig::start(mode.words(), |config| config.event_idx = event_idx)?;
-            let mut random = Random::new(7);
-            let end = Instant::now() + Duration::from_secs(hunt_seconds());
-            hang_hunt(&mut rig, &mut random, end).with_context(|| rig.daemon.tail())?;
-            for left in [1, 63, 64, 65, 128] {
-                for n in 0..left {
-                    rig.tx.send(&TO_HOST.build(n, 60))?;
-                }
-                rig.tx.kick_if_needed();
-                wait_used(&rig.tx)?;
-                rig.tx.collect()?;
-            }
-            rig.ensure_tx_whole()?;
-            ensure_counted(&mut rig)
-        });
-    }
+    cases(
+        "no lost wake-up",
+        NEEDS,
+        Mode::with(&[true, false]),
+        |(mode, event_idx)| hunt(mode, event_idx),
+    );
 }
 
 /// What the daemon counted is what the guest counted.
@@ -254,22 +254,19 @@ fn calls_rx(mode: Mode, start: u16, rounds: u64) -> Result<()> {
 }
 
 #[test]
-fn calls_come_when_asked_for() {
-    for (mode, start) in Mode::ALL
-        .into_iter()
-        .flat_map(|mode| STARTS.map(|start| (mode, start)))
-    {
-        scenario(
-            &format!("TX calls {mode:?} from {start}"),
-            NEEDS,
-            move || calls_tx(mode, start, 200),
-        );
-        scenario(
-            &format!("RX calls {mode:?} from {start}"),
-            NEEDS,
-            move || calls_rx(mode, start, 200),
-        );
-    }
+fn calls_for_tx_come_when_asked_for() {
+    let all = Mode::with(&STARTS);
+    cases("calls for TX", NEEDS, all, |(mode, start)| {
+        calls_tx(mode, start, 200)
+    });
+}
+
+#[test]
+fn calls_for_rx_come_when_asked_for() {
+    let all = Mode::with(&STARTS);
+    cases("calls for RX", NEEDS, all, |(mode, start)| {
+        calls_rx(mode, start, 200)
+    });
 }
 
 /// A driver that fills its ring and looks at no memory until it is called.
@@ -302,34 +299,31 @@ fn full_ring(words: &str, configure: impl FnOnce(&mut GuestConfig)) -> Result<()
 
 #[test]
 fn a_driver_that_only_waits_for_calls_goes_on() {
-    for mode in Mode::ALL {
-        for event_idx in [true, false] {
-            for blocking in [true, false] {
-                let name = format!("only calls {mode:?} EVENT_IDX {event_idx} blocking {blocking}");
-                scenario(&name, NEEDS, move || {
-                    full_ring(mode.words(), |config| {
-                        config.event_idx = event_idx;
-                        config.blocking_eventfds = blocking;
-                    })
-                });
-            }
-        }
-    }
+    let all = Mode::with(&[(true, true), (true, false), (false, true), (false, false)]);
+    cases(
+        "a driver that only waits for calls",
+        NEEDS,
+        all,
+        |(mode, (event_idx, blocking))| {
+            full_ring(mode.words(), |config| {
+                config.event_idx = event_idx;
+                config.blocking_eventfds = blocking;
+            })
+        },
+    );
 }
 
 #[test]
 fn rings_of_every_size_work() {
-    for power in 1..=15 {
-        scenario(&format!("ring of 2^{power}"), NEEDS, move || {
-            full_ring("--queue-size 32768", |config| {
-                config.queue_size = 1 << power;
-                config.start_index = 65_530;
-                config.memory_bytes = 256 << 20;
-                config.tx_buffer_bytes = 512;
-                config.indirect_entries = 4;
-            })
-        });
-    }
+    cases("rings of every size", NEEDS, 1..=15, |power| {
+        full_ring("--queue-size 32768", |config| {
+            config.queue_size = 1 << power;
+            config.start_index = 65_530;
+            config.memory_bytes = 256 << 20;
+            config.tx_buffer_bytes = 512;
+            config.indirect_entries = 4;
+        })
+    });
 }
 
 /// Kicks without end, for nothing, while frames go both ways.
@@ -354,9 +348,5 @@ fn kick_storm(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_storm_of_kicks_stops_nothing() {
-    for mode in Mode::ALL {
-        scenario(&format!("kick storm {mode:?}"), NEEDS, move || {
-            kick_storm(mode)
-        });
-    }
+    cases("a storm of kicks", NEEDS, Mode::ALL, kick_storm);
 }

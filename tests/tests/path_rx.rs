@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{GuestConfig, Layout, Resume, Until};
-use tapring_tests::{Mode, Need, Rig, TO_GUEST, scenario, until};
+use tapring_tests::{Mode, Need, Rig, TO_GUEST, cases, until};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -168,23 +168,30 @@ fn lacking_buffers(mode: Mode, stop: bool) -> Result<()> {
 }
 
 #[test]
-fn frames_that_do_not_fit_block_nothing() {
-    for mode in Mode::ALL {
-        scenario(&format!("too big {mode:?}"), NEEDS, move || {
-            too_big_without_merging(mode)
-        });
-        scenario(&format!("awkward sizes {mode:?}"), NEEDS, move || {
-            awkward_sizes(mode)
-        });
-        for stop in [false, true] {
-            let name = format!("lacking buffers {mode:?} stop {stop}");
-            scenario(&name, NEEDS, move || lacking_buffers(mode, stop));
-        }
-    }
+fn frames_too_large_for_a_buffer_are_dropped_and_block_nothing() {
+    cases(
+        "frames too large for a buffer",
+        NEEDS,
+        Mode::ALL,
+        too_big_without_merging,
+    );
+}
+
+#[test]
+fn a_buffer_takes_what_fits_and_no_cut_frame() {
+    cases("buffers of awkward sizes", NEEDS, Mode::ALL, awkward_sizes);
+}
+
+#[test]
+fn a_frame_that_lacks_buffers_waits_without_a_spin() {
+    let all = Mode::with(&[false, true]);
+    cases("a frame that lacks buffers", NEEDS, all, |(mode, stop)| {
+        lacking_buffers(mode, stop)
+    });
 }
 
 /// A flood against a driver with few buffers: nothing is lost but what the tap's own queue drops.
-fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize, frame: usize) -> Result<()> {
+fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize) -> Result<()> {
     let mut rig = Rig::start(mode.words(), |config| {
         config.mrg_rxbuf = mergeable;
         config.rx_buffers = buffers;
@@ -193,7 +200,7 @@ fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize, frame: usiz
     })?;
     let mut verifier = Verifier::new(TO_GUEST);
     rig.rx.refill();
-    let total = 4_000;
+    let total = 2_000;
     let mut sent = 0;
     let mut last = Instant::now();
     while verifier.sequence().next() < total {
@@ -201,7 +208,7 @@ fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize, frame: usiz
         for _ in 0..64 {
             if sent < total && sent < before + 500 {
                 rig.wire
-                    .send(&TO_GUEST.build(sent, 60 + (sent as usize * 31) % (frame - 59)))?;
+                    .send(&TO_GUEST.build(sent, 60 + (sent as usize * 31) % 1455))?;
                 sent += 1;
             }
         }
@@ -231,26 +238,25 @@ fn starving(mode: Mode, mergeable: bool, buffers: u16, bytes: usize, frame: usiz
 
 #[test]
 fn few_buffers_do_not_starve_the_driver() {
-    for mode in Mode::ALL {
-        for (mergeable, buffers, bytes, frame) in [
-            (true, 8, 1536, 1514),
-            (false, 13, 1536, 1514),
-            (false, 8, 1536, 1514),
-            (true, 256, 300, 1514),
-            (true, 12, 256, 1514),
-            (true, 1, 1536, 1514),
-            (false, 1, 1536, 1514),
-            (true, 2, 1536, 1514),
-            (true, 256, 12, 1514),
-            (true, 256, 13, 1514),
-            (true, 200, 64, 1514),
-        ] {
-            let name = format!("{buffers} buffers of {bytes} mergeable {mergeable} {mode:?}");
-            scenario(&name, NEEDS, move || {
-                starving(mode, mergeable, buffers, bytes, frame)
-            });
-        }
-    }
+    let all = Mode::with(&[
+        (true, 8, 1536),
+        (false, 13, 1536),
+        (false, 8, 1536),
+        (true, 256, 300),
+        (true, 12, 256),
+        (true, 1, 1536),
+        (false, 1, 1536),
+        (true, 2, 1536),
+        (true, 256, 12),
+        (true, 256, 13),
+        (true, 200, 64),
+    ]);
+    cases(
+        "few or small buffers",
+        NEEDS,
+        all,
+        |(mode, (mergeable, buffers, bytes))| starving(mode, mergeable, buffers, bytes),
+    );
 }
 
 /// A flood without any buffer: what the tap drops is counted and shown; the rest waits there, whole and in order.
@@ -281,11 +287,7 @@ fn visible_drops(mode: Mode) -> Result<()> {
 
 #[test]
 fn what_the_tap_drops_is_shown() {
-    for mode in Mode::ALL {
-        scenario(&format!("tap drops {mode:?}"), NEEDS, move || {
-            visible_drops(mode)
-        });
-    }
+    cases("what the tap drops", NEEDS, Mode::ALL, visible_drops);
 }
 
 /// Frames that were read and found no buffers go to the same driver after a stop and a start, in order.
@@ -327,9 +329,10 @@ fn held_over_a_restart(mode: Mode) -> Result<()> {
 
 #[test]
 fn held_frames_survive_a_restart() {
-    for mode in Mode::ALL {
-        scenario(&format!("held frames {mode:?}"), NEEDS, move || {
-            held_over_a_restart(mode)
-        });
-    }
+    cases(
+        "held frames over a restart",
+        NEEDS,
+        Mode::ALL,
+        held_over_a_restart,
+    );
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{GuestConfig, Resume, Until};
-use tapring_tests::{Bottleneck, Mode, Need, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario, until};
+use tapring_tests::{Bottleneck, Mode, Need, Net, Rig, TO_GUEST, TO_HOST, Wire, cases, until};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -109,17 +109,12 @@ fn waits_and_leaves_in_order(mode: Mode, total: u64, stopped: bool) -> Result<()
 
 #[test]
 fn frames_wait_while_the_tap_is_full_and_then_leave_in_order() {
-    for mode in Mode::ALL {
-        for stopped in [false, true] {
-            let name = format!(
-                "a full tap {mode:?} {}",
-                if stopped { "and SIGSTOP" } else { "" }
-            );
-            scenario(&name, NEEDS, move || {
-                waits_and_leaves_in_order(mode, 2000, stopped)
-            });
-        }
-    }
+    cases(
+        "a full tap",
+        NEEDS,
+        Mode::with(&[false, true]),
+        |(mode, stopped)| waits_and_leaves_in_order(mode, 2000, stopped),
+    );
 }
 
 /// One frame more than the tap takes, and then nothing: that one must not be stranded.
@@ -149,11 +144,7 @@ fn last_frame(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_single_frame_left_behind_leaves_without_a_kick() {
-    for mode in Mode::ALL {
-        scenario(&format!("one frame left {mode:?}"), NEEDS, move || {
-            last_frame(mode)
-        });
-    }
+    cases("a full tap and one frame", NEEDS, Mode::ALL, last_frame);
 }
 
 /// The bottleneck opens and closes while frames go through.
@@ -192,11 +183,9 @@ fn toggled(mode: Mode, event_idx: bool) -> Result<()> {
 
 #[test]
 fn nothing_is_stranded_when_the_tap_fills_and_empties() {
-    for mode in Mode::ALL {
-        let event_idx = matches!(mode, Mode::Inline | Mode::SqpollPlaced);
-        let name = format!("a tap full and empty in turn {mode:?} EVENT_IDX {event_idx}");
-        scenario(&name, NEEDS, move || toggled(mode, event_idx));
-    }
+    cases("a tap full and empty in turn", NEEDS, Mode::ALL, |mode| {
+        toggled(mode, matches!(mode, Mode::Inline | Mode::SqpollPlaced))
+    });
 }
 
 /// Most frames that can overtake one: those of the first batch that finds the tap full, which nobody knew could be.
@@ -233,11 +222,7 @@ fn fast_bottleneck(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_tap_that_is_full_time_and_again_keeps_the_order() {
-    for mode in Mode::ALL {
-        scenario(&format!("fast bottleneck {mode:?}"), NEEDS, move || {
-            fast_bottleneck(mode)
-        });
-    }
+    cases("a fast bottleneck", NEEDS, Mode::ALL, fast_bottleneck);
 }
 
 /// What a VMM may do to a ring whose frames wait for the tap.
@@ -275,13 +260,7 @@ fn interfered(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_ring_that_waits_for_the_tap_can_be_stopped() {
-    for mode in Mode::ALL {
-        scenario(
-            &format!("stopped while the tap is full {mode:?}"),
-            NEEDS,
-            move || interfered(mode),
-        );
-    }
+    cases("a full tap and a stop", NEEDS, Mode::ALL, interfered);
 }
 
 /// B23: the same head again and again while its frame waits. One completion for each entry.
@@ -326,9 +305,5 @@ fn duplicates(mode: Mode) -> Result<()> {
 
 #[test]
 fn a_head_made_available_twice_comes_back_twice() {
-    for mode in Mode::ALL {
-        scenario(&format!("duplicate heads {mode:?}"), NEEDS, move || {
-            duplicates(mode)
-        });
-    }
+    cases("duplicate heads", NEEDS, Mode::ALL, duplicates);
 }
