@@ -20,7 +20,8 @@
 //! kick.
 //!
 //! A held frame that still does not fit [`DROP_AFTER`] after the first ask is dropped, so that it
-//! cannot block the queue for ever.
+//! cannot block the queue for ever; but not while the guest has no chain at all, for then nothing
+//! waits behind it that would fit.
 
 use std::time::{Duration, Instant};
 
@@ -133,16 +134,30 @@ impl RxQueue {
         starving.timer = None;
         starving.target = starving.need;
         self.starving = Some(starving);
-        if self.ask(&ring).is_some_and(|posted| posted > self.tried) {
+        let posted = self.ask(&ring);
+        if posted.is_some_and(|posted| posted > self.tried) {
             self.wake(&ring);
         }
         let waited = starving.drop_at.is_some_and(|at| now >= at);
         if waited && self.vq.state() == State::Starved {
-            source.pop();
-            self.vq.stats.too_large += 1;
-            self.frame_left();
-            self.wake(&ring);
+            self.give_up(&ring, source, posted);
         }
+    }
+
+    /// A held frame waited its time. It is dropped if a smaller one might fit in its place. Where
+    /// the guest has nothing posted at all, none would: then the frame stays, without a timer, and
+    /// the first chain decides.
+    fn give_up(&mut self, ring: &Ring<'_>, source: &mut impl RxSource, posted: Option<u16>) {
+        if let (Some(0), Some(starving)) = (posted, &mut self.starving) {
+            starving.target = 1;
+            starving.drop_at = None;
+            self.ask(ring);
+            return;
+        }
+        source.pop();
+        self.vq.stats.too_large += 1;
+        self.frame_left();
+        self.wake(ring);
     }
 
     /// The first held frame is a new one: its time starts with the next ask.

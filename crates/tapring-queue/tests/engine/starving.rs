@@ -219,6 +219,38 @@ fn a_held_frame_that_never_fits_is_dropped_after_its_time_and_the_next_goes_on()
 }
 
 #[test]
+fn a_held_frame_outlasts_a_guest_with_no_chain_at_all() {
+    for features in EACH {
+        let mut rig = Rig::new(features);
+        rig.tap.held.extend([frame(1, 9000), frame(2, 60)]);
+        turn(&mut rig);
+        while let Some(deadline) = rig.pair.rx.deadline() {
+            assert!(deadline > rig.now, "no spinning");
+            rig.now = deadline;
+            turn(&mut rig);
+        }
+        rig.advance(100 * DROP_AFTER);
+        turn(&mut rig);
+        assert_eq!(
+            rig.tap.held.len(),
+            2,
+            "dropped with nothing behind it that would fit"
+        );
+
+        // The first chain decides: the frame has had its time, and the next one fits.
+        rig.post_rx(&[1526]);
+        assert!(rig.rx.expose(&rig.memory), "the first chain kicks");
+        rig.kick(Direction::Rx);
+        for _ in 0..4 {
+            turn(&mut rig);
+        }
+        assert_eq!(rig.stats(Direction::Rx).too_large, 1);
+        assert_eq!(rig.rx.collect(&rig.memory).len(), 1);
+        assert!(rig.tap.held.is_empty());
+    }
+}
+
+#[test]
 fn the_time_of_a_held_frame_starts_when_it_is_held() {
     let mut rig = Rig::new(ALL);
     // Out of chains with nothing held, for long.

@@ -156,9 +156,9 @@ fn run_turns(rig: &mut Rig, sink: &mut Checking, rng: &mut Rng) {
     if let RxEnd::NoBuffers(need) = rig.fill_rx() {
         let now = rig.now;
         rig.pair.rx.starve(&memory, need, true, now);
-        rig.kick(Direction::Rx);
     }
     rig.door();
+    rig.kick(Direction::Rx);
     rig.kick(Direction::Tx);
     rig.pair.rx.on_readable();
     rig.advance(Duration::from_millis(50));
