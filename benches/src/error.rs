@@ -36,6 +36,9 @@ pub enum BenchError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The daemon's source does not compile.
+    #[error("cannot build the daemon: see cargo's errors above, or name one with --daemon")]
+    NotBuilt,
     /// No daemon next to this program.
     #[error("there is no daemon at {}: build it with `cargo build --release` first, or pass --daemon", path.display())]
     NoDaemon {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tapring_benches::daemon_build::build_daemon;
 use tapring_benches::settings::Settings;
 use tapring_benches::{BenchError, idle, rx, tx};
 
@@ -56,7 +57,18 @@ fn main() -> ExitCode {
     }
 }
 
+impl Contest {
+    const fn settings(&self) -> &Settings {
+        match self {
+            Self::Tx { settings } | Self::Rx { settings } | Self::Idle { settings, .. } => settings,
+        }
+    }
+}
+
 fn run(line: &Line) -> Result<String, BenchError> {
+    if line.contest.settings().daemon.is_none() {
+        build_daemon()?;
+    }
     let contest = match &line.contest {
         Contest::Tx { settings } => tx::run(settings),
         Contest::Rx { settings } => rx::run(settings),
