@@ -22,7 +22,7 @@
 //! What it does not do: no VM (a kick of this guest is a write(2), without the exit), no network card, no peers yet.
 #![forbid(unsafe_code)]
 
-mod cpu;
+pub mod cpu;
 pub mod daemon;
 pub mod daemon_build;
 pub mod error;

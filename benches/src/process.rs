@@ -1,6 +1,7 @@
 //! What a process has used, as /proc says.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,11 +25,28 @@ pub fn usage(id: u32) -> Result<Usage, BenchError> {
     let mut usage = Usage::default();
     for entry in fs::read_dir(&folder).map_err(failed())? {
         let thread = entry.map_err(failed())?.path();
+        let (times, status) = (thread.join("schedstat"), thread.join("status"));
+        // A thread may end between the listing and the reading; it is not counted then.
+        let (Some(times), Some(status)) = (read_of_living(&times)?, read_of_living(&status)?)
+        else {
+            continue;
+        };
         usage.threads += 1;
-        usage.cpu += cpu_time(&read(&thread.join("schedstat"))?);
-        usage.switches += switches(&read(&thread.join("status"))?);
+        usage.cpu += cpu_time(&times);
+        usage.switches += switches(&status);
     }
     Ok(usage)
+}
+
+/// `None` if the thread has ended.
+fn read_of_living(path: &Path) -> Result<Option<String>, BenchError> {
+    const ESRCH: i32 = 3;
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(ESRCH) => Ok(None),
+        Err(error) => Err(BenchError::read(path.display().to_string())(error)),
+    }
 }
 
 /// Bytes resident in process `id`, without mappings whose name contains `guest_memory`.
