@@ -38,6 +38,13 @@ impl Held {
             mappings: maps.matches("memfd:guest").count(),
         }
     }
+
+    /// Something may just have been ending when `before` was taken, so less is as good.
+    const fn is_within(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors
+            && self.threads <= before.threads
+            && self.mappings <= before.mappings
+    }
 }
 
 /// Waits until all has ended that is ending.
@@ -72,7 +79,7 @@ fn sessions_and_repeated_messages_leave_nothing_behind() {
     let idle = Held::now();
     assert_eq!(idle.mappings, 0, "no guest memory without a guest");
     sessions(10, 200);
-    until(&format!("{idle:?}"), || Held::now() == idle);
+    until(&format!("within {idle:?}"), || Held::now().is_within(&idle));
 
     let mut bytes = Bytes::negotiated(daemon.connect());
     let files = [memory(MEMORY)];
@@ -97,5 +104,5 @@ fn sessions_and_repeated_messages_leave_nothing_behind() {
     repeat(1);
     let busy = Held::now();
     repeat(1000);
-    until(&format!("{busy:?}"), || Held::now() == busy);
+    until(&format!("within {busy:?}"), || Held::now().is_within(&busy));
 }
