@@ -125,7 +125,7 @@ step_fmt() { cargo fmt --all --check; }
 # All profiles but release share one: a second would build every dependency once more.
 step_clippy() { cargo clippy --workspace --all-targets --locked -- -D warnings; }
 step_doc() { RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --quiet; }
-step_unit() { cargo test --workspace --exclude tapring-tests --locked -- --show-output && cargo test -p tapring-tests --lib --locked; }
+step_unit() { cargo test --workspace --exclude tapring-tests --locked --no-fail-fast -- --show-output && cargo test -p tapring-tests --lib --locked; }
 step_build() { cargo build --release --locked -p tapring; }
 
 # end_to_end TEST...: against the release binary. Without root, root of a user namespace will do for most.
@@ -138,7 +138,7 @@ end_to_end() {
     cargo test -p tapring-tests --locked "${targets[@]}" --no-run
     if [ "$(id -u)" != 0 ] && unshare --user --map-root-user true 2>/dev/null; then prefix=(unshare --user --map-root-user); fi
     # One at a time: they measure, or run a guest that has both CPUs to itself.
-    "${prefix[@]}" cargo test -p tapring-tests --locked "${targets[@]}" -- --test-threads=1
+    "${prefix[@]}" cargo test -p tapring-tests --locked --no-fail-fast "${targets[@]}" -- --test-threads=1
 }
 
 # Whatever is not named elsewhere, so that no test can be forgotten here.
