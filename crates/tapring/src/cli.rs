@@ -119,7 +119,8 @@ impl Cli {
     pub fn from_words<W: Into<OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
     ) -> Result<Self, Stop> {
-        Self::try_parse_from(words).map_err(|error| stop(&error))
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        Self::try_parse_from(&words).map_err(|error| stop(&error, words.get(1)))
     }
 }
 
@@ -153,7 +154,7 @@ impl From<ServeArgs> for Settings {
 }
 
 /// clap's errors are paragraphs; the first one, without its label, says it all.
-fn stop(error: &clap::Error) -> Stop {
+fn stop(error: &clap::Error, command: Option<&OsString>) -> Stop {
     let text = error.render().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Stop::Answer(text),
@@ -167,7 +168,11 @@ fn stop(error: &clap::Error) -> Stop {
                 .take_while(|line| !line.is_empty());
             let sentence = lines.collect::<Vec<_>>().join(" ");
             let sentence = sentence.trim_start_matches("error: ");
-            Stop::Usage(format!("{sentence}: see `tapring serve --help`"))
+            let help = match command.and_then(|word| word.to_str()) {
+                Some(command @ ("serve" | "demo")) => format!("tapring {command} --help"),
+                _ => "tapring --help".to_owned(),
+            };
+            Stop::Usage(format!("{sentence}: see `{help}`"))
         }
     }
 }
@@ -292,6 +297,19 @@ mod tests {
             let line = serve(words).expect_err(words);
             assert!(line.ends_with("see `tapring serve --help`"), "{line}");
             assert!(!line.contains('\n') && !line.contains("error:"), "{line}");
+        }
+    }
+
+    #[test]
+    fn nonsense_names_the_help_of_its_own_command() {
+        for (words, help) in [
+            ("tapring demo --strange", "see `tapring demo --help`"),
+            ("tapring strange", "see `tapring --help`"),
+        ] {
+            match Cli::from_words(words.split(' ')) {
+                Err(Stop::Usage(line)) => assert!(line.ends_with(help), "{line}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
