@@ -141,6 +141,14 @@ impl LinuxGuest {
         self
     }
 
+    /// Gives it a card from before virtio 1.0, without mergeable buffers: its header has 10 bytes.
+    #[must_use]
+    pub fn legacy_network(mut self, socket: &Path) -> Self {
+        let legacy = ",romfile=,disable-modern=on,disable-legacy=off,mrg_rxbuf=off";
+        self.network = vhost_user(socket, 1, legacy);
+        self
+    }
+
     /// Boots it and waits until it has switched itself off.
     ///
     /// # Errors

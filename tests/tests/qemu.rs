@@ -145,6 +145,32 @@ fn linux_boots_twice_with_one_pair_polled_inline() {
     );
 }
 
+/// The features of the session show that it was the short header's.
+#[test]
+fn linux_boots_on_a_legacy_card() {
+    scenario(
+        "qemu: Linux guest on a legacy card, 10-byte header",
+        &NEEDS,
+        || {
+            let net = Net::enter()?;
+            let host = HostSide::new(&net, "")?;
+            let daemon = Daemon::start(&DaemonOptions::on_tap("t0"))?;
+            let guest = linux_guest()?.legacy_network(daemon.socket());
+            host.serve_a_boot(&guest, &["address", "ping-cpu0", "send", "receive"])
+                .with_context(|| daemon.tail())?;
+            let log = daemon.tail();
+            let started = log.lines().find(|line| line.contains("session started"));
+            let started = started.context("no session in the log")?;
+            ensure!(
+                !started.contains("VERSION_1") && !started.contains("MRG_RXBUF"),
+                "not the legacy header: {started}"
+            );
+            daemon.ensure_no_faults()?;
+            daemon.stop()
+        },
+    );
+}
+
 #[test]
 fn linux_boots_twice_with_two_pairs_on_one_sq_thread() {
     scenario(
