@@ -69,6 +69,16 @@ impl HostSide {
         })
     }
 
+    /// Boots the guest twice on one daemon.
+    fn serve_two_boots(&self, guest: &LinuxGuest, checks: &[&str], daemon: &Daemon) -> Result<()> {
+        for boot in ["first boot", "second boot, same daemon"] {
+            self.serve_a_boot(guest, checks)
+                .context(boot)
+                .with_context(|| daemon.tail())?;
+        }
+        Ok(())
+    }
+
     /// Boots the guest once and compares what both sides saw.
     fn serve_a_boot(&self, guest: &LinuxGuest, checks: &[&str]) -> Result<()> {
         let report = guest.boot()?;
@@ -124,12 +134,7 @@ fn linux_boots_twice_with_one_pair_polled_inline() {
             let watch = ThreadWatch::start(daemon.id());
             let guest = linux_guest()?.network(daemon.socket(), 1);
             let checks = ["address", "ping-cpu0", "send", "receive"];
-            host.serve_a_boot(&guest, &checks)
-                .context("first boot")
-                .with_context(|| daemon.tail())?;
-            host.serve_a_boot(&guest, &checks)
-                .context("second boot, same daemon")
-                .with_context(|| daemon.tail())?;
+            host.serve_two_boots(&guest, &checks, &daemon)?;
             let seen = watch.finish();
             ensure!(
                 seen.most("iou-wrk") == 0,
@@ -187,15 +192,10 @@ fn linux_boots_twice_with_two_pairs_on_one_sq_thread() {
             let watch = ThreadWatch::start(daemon.id());
             let guest = linux_guest()?.size(2, 256).network(daemon.socket(), 2);
             let checks = ["address", "ping-cpu0", "ping-cpu1", "send", "receive"];
-            host.serve_a_boot(&guest, &checks)
-                .context("first boot")
-                .with_context(|| daemon.tail())?;
+            host.serve_two_boots(&guest, &checks, &daemon)?;
             for (direction, queue) in [("tx", "0"), ("tx", "1"), ("rx", "0"), ("rx", "1")] {
                 ensure_frames(&daemon, direction, queue)?;
             }
-            host.serve_a_boot(&guest, &checks)
-                .context("second boot, same daemon")
-                .with_context(|| daemon.tail())?;
             let seen = watch.finish();
             ensure!(
                 seen.most("iou-wrk") == 0,

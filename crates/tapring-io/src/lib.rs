@@ -59,7 +59,7 @@ pub use port::{Discarded, Port, PortDescription, PortError, PortOptions, PortSta
 pub use prefetch::{Intent, prefetch};
 pub use ring::PollMode;
 pub use slots::{RxBatch, TapFault};
-pub use tap::{Tap, TapError, TapOptions};
+pub use tap::{Tap, TapError, TapOptions, is_tap_name};
 pub use tx::{GatherError, TxOutcome};
 
 /// Frames in a batch, each way.

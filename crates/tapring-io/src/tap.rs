@@ -385,7 +385,7 @@ enum Failure {
 }
 
 fn check(options: &TapOptions) -> Result<(), TapError> {
-    if !is_name(&options.name) {
+    if !is_tap_name(&options.name) {
         return Err(TapError::Name {
             name: options.name.clone(),
         });
@@ -399,8 +399,9 @@ fn check(options: &TapOptions) -> Result<(), TapError> {
     Ok(())
 }
 
-/// What `dev_valid_name` of the kernel takes, without `%`, from which TUNSETIFF would make up a name.
-fn is_name(name: &str) -> bool {
+/// Whether a tap can have this name: what `dev_valid_name` of the kernel takes, without `%`, from which TUNSETIFF would
+/// make up a name.
+pub fn is_tap_name(name: &str) -> bool {
     let forbidden =
         |byte: u8| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"/:%".contains(&byte);
     (1..=sys::NAME_BYTES).contains(&name.len())
@@ -437,10 +438,10 @@ mod tests {
             "a\tb",
             "sixteen-bytes-xx",
         ] {
-            assert!(!is_name(name), "{name:?}");
+            assert!(!is_tap_name(name), "{name:?}");
         }
         for name in ["t0", "fifteen-bytes-x", "tap.1", "tåp"] {
-            assert!(is_name(name), "{name:?}");
+            assert!(is_tap_name(name), "{name:?}");
         }
     }
 

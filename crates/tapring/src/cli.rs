@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use tapring_io::is_tap_name;
 
 use crate::cpus;
 use crate::demo::DemoArgs;
@@ -195,10 +196,9 @@ fn parse_group(text: &str) -> Result<u32, String> {
     number.map_err(|_| "no such group".to_owned())
 }
 
-/// The kernel's own rules (dev_valid_name), so that a typing error is a matter of usage.
+/// Checked here as well, so that a typing error is a matter of usage.
 fn parse_tap(text: &str) -> Result<String, String> {
-    let bad = |c: char| c == '/' || c == ':' || c == '%' || c.is_whitespace();
-    if text.is_empty() || text.len() > 15 || text.contains(bad) || text == "." || text == ".." {
+    if !is_tap_name(text) {
         return Err("an interface name has 1 to 15 bytes, without blanks, `/`, `:` and `%`".into());
     }
     Ok(text.to_owned())

@@ -26,11 +26,17 @@ impl Port {
 
     /// Has the tap give this queue no more frames; only a multi_queue tap can, and one queue of it has to stay.
     ///
-    /// What the queue holds is read into free slots, for the kernel throws it away. Returns how many frames found none.
-    /// Nothing may be in flight.
+    /// What the queue holds is read into free slots, for the kernel throws it away. Returns how many frames found none,
+    /// or were cut. No read may be in flight.
     pub fn detach(&mut self) -> io::Result<usize> {
-        while self.rx_read() == RxRead::Frame {}
         let mut lost = 0;
+        loop {
+            match self.rx_read() {
+                RxRead::Frame => {}
+                RxRead::Cut => lost += 1,
+                _ => break,
+            }
+        }
         let mut scratch = [0; 64]; // the tap cuts what does not fit
         while lost < DISCARD_READS && retry_on_intr(|| read(&self.tap, &mut scratch)).is_ok() {
             lost += 1;
