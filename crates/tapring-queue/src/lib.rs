@@ -40,6 +40,7 @@ mod kick;
 mod lookup;
 mod pair;
 mod parts;
+mod policy;
 mod ring;
 mod rx;
 mod scatter;
@@ -54,6 +55,9 @@ pub use header::HEADER_BYTES;
 pub use in_flight::BATCH;
 pub use kick::{Block, DrainEnd, Requeue, State};
 pub use pair::{Door, QueuePair};
+pub use policy::{
+    Budget, BusyPoll, BusyPollInterrupt, KickRearm, Policy, RxWake, TxPoll, UnknownPolicy,
+};
 pub use rx::{RxEnd, RxQueue, RxSource};
 pub use setup::{Direction, Features, QueueSize, RingAddresses, RingPosition, RingSetup};
 pub use starved::{DROP_AFTER, THRESHOLD_TIMER};
