@@ -4,7 +4,11 @@
 //! is a completion (one-shot on an eventfd that nobody reads would complete again at once). The kernel may end a
 //! multishot poll at any time; a completion without `F_MORE` says so, and the poll is armed again with the next enter.
 //!
-//! The tap is watched by one-shot polls, armed on request only: a multishot poll would fire for every frame.
+//! The tap is watched by one-shot polls, armed on request only: a multishot poll for frames would fire for every one.
+//! Beside them a multishot poll for room can be switched on, for those who want to measure what it costs. Nobody can rely
+//! on it: a tap wakes those who wait for room only after somebody polled it while it had none (SOCKWQ_ASYNC_NOSPACE,
+//! tun_chr_poll), and a write that met EAGAIN is no poll. The one-shot is armed after an EAGAIN all the same: its arming is
+//! such a poll, and completes at once when room came meanwhile.
 //!
 //! ```text
 //!              install / request           pushed
@@ -14,6 +18,9 @@
 //!      +------------------------------+-----------------+
 //! ```
 //! A descriptor is closed only when its poll is Idle: with SQPOLL the kernel looks its number up later than we push it.
+//!
+//! What the kernel ends again and again must not make us spin. On a writable tap a poll for room completes as soon as it is
+//! armed, so the multishot one stays Idle when its very first completion was its last, until somebody meets an EAGAIN.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -24,13 +31,15 @@ use crate::token::{Kind, Token};
 /// Index of the tap among the registered files.
 pub(crate) const TAP_FILE: types::Fixed = types::Fixed(0);
 
-/// Command, two kicks, tap readable, tap writable.
-const POLLS: usize = 5;
+/// Command, two kicks, tap readable, tap writable, tap writable for ever.
+const POLLS: usize = 6;
 
 /// Place of the tap's POLLIN.
 pub(crate) const READABLE: usize = 3;
 /// Place of the tap's POLLOUT.
 pub(crate) const WRITABLE: usize = 4;
+/// Place of the tap's multishot POLLOUT.
+const ALWAYS: usize = 5;
 
 /// An eventfd that wakes the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +100,8 @@ struct Poll {
     closing: bool,
     /// A cancel for it is on its way.
     cancelling: bool,
+    /// Nothing came from it since it was armed.
+    fresh: bool,
     /// The eventfd; the tap's is a registered file.
     fd: Option<OwnedFd>,
 }
@@ -102,6 +113,8 @@ pub(crate) struct Polls {
     /// Some poll is Wanted.
     wanted: bool,
     gone: bool,
+    /// The multishot POLLOUT is switched on.
+    always: bool,
     events: Events,
     /// Times the tap was armed for frames, ever.
     pub(crate) readable_arms: u64,
@@ -124,18 +137,43 @@ impl Polls {
             self.events.tap_writable |= place == WRITABLE;
             return;
         }
-        if self.table[place].state != State::Idle {
+        self.want_if_idle(place);
+        if place == WRITABLE && self.always {
+            self.want_if_idle(ALWAYS);
+        }
+    }
+
+    /// Switches the multishot poll for room on or off, with the next enter.
+    pub(crate) fn set_always(&mut self, on: bool) {
+        if on == std::mem::replace(&mut self.always, on) {
             return;
         }
-        if place == READABLE {
-            self.readable_arms += 1;
-        } else {
-            self.writable_arms += 1;
+        self.table[ALWAYS].closing = !on;
+        if on && !self.gone {
+            self.want_if_idle(ALWAYS);
         }
-        self.want(place);
+        if !on && self.table[ALWAYS].state == State::Wanted {
+            self.table[ALWAYS].state = State::Idle;
+        }
+        self.wanted |= self.has_to_cancel();
+    }
+
+    /// Whether the multishot poll for room was switched off while armed. One cancel at a time: a poll that was armed
+    /// again meanwhile has another name than the one on its way.
+    fn has_to_cancel(&self) -> bool {
+        let poll = &self.table[ALWAYS];
+        poll.closing && poll.state == State::Armed && !poll.cancelling
+    }
+
+    fn want_if_idle(&mut self, place: usize) {
+        if self.table[place].state == State::Idle {
+            self.want(place);
+        }
     }
 
     fn want(&mut self, place: usize) {
+        self.readable_arms += u64::from(place == READABLE);
+        self.writable_arms += u64::from(place == WRITABLE || place == ALWAYS);
         self.table[place].closing = false;
         self.table[place].state = State::Wanted;
         self.wanted = true;
@@ -147,7 +185,7 @@ impl Polls {
         self.wanted
     }
 
-    /// The entry of the next poll to arm. Whoever gets one must push it.
+    /// The entry of the next poll to arm, or to switch off. Whoever gets one must push it.
     pub(crate) fn next_entry(&mut self) -> Option<squeue::Entry> {
         let place = self
             .table
@@ -155,27 +193,22 @@ impl Polls {
             .position(|poll| poll.state == State::Wanted);
         let Some(place) = place else {
             self.wanted = false;
-            return None;
+            return self.has_to_cancel().then(|| self.cancel(ALWAYS)).flatten();
         };
         self.table[place].state = State::Armed;
+        self.table[place].fresh = true;
         self.table[place].generation = self.table[place].generation.wrapping_add(1);
         Some(self.entry(place).user_data(self.token(place).raw()))
     }
 
     fn entry(&self, place: usize) -> squeue::Entry {
-        let mask = if place == WRITABLE {
-            libc::POLLOUT
-        } else {
-            libc::POLLIN
+        let (readable, writable) = (poll_mask(libc::POLLIN), poll_mask(libc::POLLOUT));
+        match (&self.table[place].fd, place) {
+            (Some(fd), _) => opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), readable).multi(true),
+            (None, READABLE) => opcode::PollAdd::new(TAP_FILE, readable),
+            (None, _) => opcode::PollAdd::new(TAP_FILE, writable).multi(place == ALWAYS),
         }
-        .unsigned_abs()
-        .into();
-        match &self.table[place].fd {
-            Some(fd) => opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), mask)
-                .multi(true)
-                .build(),
-            None => opcode::PollAdd::new(TAP_FILE, mask).build(),
-        }
+        .build()
     }
 
     #[allow(clippy::cast_possible_truncation)] // POLLS is 5
@@ -223,6 +256,7 @@ impl Polls {
     pub(crate) fn handle_cancelled(&mut self, place: usize) {
         if let Some(poll) = self.table.get_mut(place) {
             poll.cancelling = false;
+            self.wanted |= self.has_to_cancel();
         }
     }
 
@@ -235,15 +269,27 @@ impl Polls {
         if poll.generation != token.generation() {
             return;
         }
+        let fresh = std::mem::replace(&mut poll.fresh, false);
+        let closing = poll.closing;
         if !more {
             poll.state = State::Idle;
-            if poll.fd.is_some() && !poll.closing {
-                poll.state = State::Wanted;
-                self.wanted = true;
-            }
         }
-        if result != -libc::ECANCELED {
+        let cancelled = result == -libc::ECANCELED;
+        let switched_off = closing && place == ALWAYS;
+        if !cancelled && !switched_off {
             self.note(place, result);
+        }
+        if !more && !closing && self.is_armed_again(place, cancelled || !fresh) {
+            self.want(place);
+        }
+    }
+
+    /// Whether a poll that the kernel ended is armed again; `lasted` when it was good for more than one completion.
+    const fn is_armed_again(&self, place: usize, lasted: bool) -> bool {
+        match place {
+            READABLE | WRITABLE => false,
+            ALWAYS => lasted && !self.gone,
+            _ => true,
         }
     }
 
@@ -281,86 +327,10 @@ impl Polls {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
-
-    fn watching() -> (Polls, Token) {
-        let mut polls = Polls::default();
-        polls.install(1, eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let entry = polls.next_entry().unwrap();
-        (polls, Token::from_raw(entry.get_user_data()))
-    }
-
-    #[test]
-    fn a_multishot_poll_that_ended_is_armed_again() {
-        let (mut polls, token) = watching();
-        polls.handle_completion(token, 1, true);
-        assert!(polls.next_entry().is_none());
-
-        polls.handle_completion(token, 1, false);
-
-        assert_eq!(polls.take_events().kicks, [2, 0]);
-        assert!(polls.is_wanted());
-        assert!(polls.next_entry().is_some());
-    }
-
-    #[test]
-    fn a_cancelled_poll_is_not_armed_again_and_its_late_completion_is_ignored() {
-        let (mut polls, token) = watching();
-        assert!(polls.cancel(1).is_some());
-        assert!(polls.cancel(1).is_none(), "one cancel at a time");
-        polls.handle_completion(token, -libc::ECANCELED, false);
-        assert!(
-            polls.is_armed(1),
-            "the cancel itself is still to be answered"
-        );
-        polls.handle_cancelled(1);
-        assert!(!polls.is_armed(1));
-        polls.close(1);
-
-        polls.install(1, eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        polls.next_entry().unwrap();
-        polls.handle_completion(token, 1, false);
-
-        assert!(!polls.has_events());
-        assert!(polls.is_armed(1));
-    }
-
-    #[test]
-    fn a_gone_tap_is_said_once_and_not_polled_again() {
-        let mut polls = Polls::default();
-        polls.request_tap(READABLE);
-        polls.request_tap(READABLE);
-        let token = Token::from_raw(polls.next_entry().unwrap().get_user_data());
-        assert!(polls.next_entry().is_none(), "idempotent");
-
-        polls.handle_completion(token, i32::from(libc::POLLERR), false);
-        polls.note_gone();
-
-        assert_eq!(
-            polls.take_events(),
-            Events {
-                tap_gone: true,
-                ..Events::default()
-            }
-        );
-        polls.request_tap(READABLE);
-        polls.note_gone();
-        assert!(polls.next_entry().is_none());
-        assert!(!polls.has_events());
-    }
-
-    #[test]
-    fn who_waits_for_room_in_a_tap_that_is_gone_is_not_left_waiting() {
-        let mut polls = Polls::default();
-        polls.note_gone();
-        polls.take_events();
-
-        polls.request_tap(WRITABLE);
-
-        assert!(polls.next_entry().is_none());
-        assert!(polls.take_events().tap_writable);
-    }
+fn poll_mask(events: libc::c_short) -> u32 {
+    events.unsigned_abs().into()
 }
+
+#[cfg(test)]
+#[path = "poll_tests.rs"]
+mod tests;

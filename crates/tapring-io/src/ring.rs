@@ -197,12 +197,18 @@ impl Ring {
     }
 
     /// Whether there is something to reap, or something that an enter would make so.
+    ///
+    /// Both queues are forgotten, not dropped: a drop stores the tail or the head, and a thread that spins on this would
+    /// keep taking the cache line from the SQPOLL thread that reads it.
     #[inline]
     pub(crate) fn has_news(&mut self) -> bool {
         let queue = self.ring.submission();
         let flagged = queue.taskrun() || queue.cq_overflow();
-        drop(queue);
-        flagged || !self.ring.completion().is_empty()
+        std::mem::forget(queue);
+        let completions = self.ring.completion();
+        let waiting = !completions.is_empty();
+        std::mem::forget(completions);
+        flagged || waiting
     }
 
     /// Pushes one entry.

@@ -49,6 +49,7 @@ fn the_data_path_does_not_allocate() {
             let kicked = rig::event();
             port.watch(Watch::Kick(1), kicked.try_clone().unwrap())
                 .unwrap();
+            port.always_poll_writable(true);
             let call = CallFd::new(rig::event()).unwrap();
             let small = rig::frame(0, 100);
             let part = memory.get_slice(GuestAddress(0), large.len()).unwrap();

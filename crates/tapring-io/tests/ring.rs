@@ -445,6 +445,7 @@ fn closing_with_everything_in_flight_is_prompt_and_frees_the_tap() {
                 }
                 port.poll_readable();
                 port.poll_writable();
+                port.always_poll_writable(true);
                 rig::submit_copies(&mut port, (0..64).map(|at| frame(at, 64)));
                 port.rx_submit(64);
                 port.call(&CallFd::new(event()).unwrap());

@@ -48,7 +48,8 @@ impl Port {
     }
 
     /// Whether there is something for the worker to take.
-    fn has_results(&self) -> bool {
+    #[inline]
+    pub(super) fn has_results(&self) -> bool {
         self.polls.has_events() || self.tx.is_done() || self.rx.is_done()
     }
 

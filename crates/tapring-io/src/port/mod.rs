@@ -115,7 +115,7 @@ pub struct PortStats {
     pub sqpoll_wakeups: u64,
     /// One-shot polls for frames armed on the tap.
     pub readable_arms: u64,
-    /// One-shot polls for room armed on the tap.
+    /// Polls for room armed on the tap, one-shot or multishot.
     pub writable_arms: u64,
     /// Enters that found completions parked because the completion queue was full.
     pub cq_overflows: u64,
@@ -239,9 +239,19 @@ impl Port {
         }
     }
 
-    /// Asks for one event when the tap takes frames; nothing when that is already asked for.
+    /// Asks for one event when the tap takes frames, at once if it does now; nothing when that is already asked for.
     pub fn poll_writable(&mut self) {
         self.polls.request_tap(WRITABLE);
+    }
+
+    /// Asks for an event whenever the tap begins to take frames again, from the next enter on and until switched off.
+    ///
+    /// It says so once when it is armed on a tap with room, which is below half of its send buffer; then each time that
+    /// room comes after a poll of either kind was armed while there was none. A tap without a finite send buffer has
+    /// room always. A write that meets a full tap is no poll, so whoever waits needs
+    /// [`poll_writable`](Self::poll_writable) all the same. Nothing comes of it once the tap is deleted.
+    pub fn always_poll_writable(&mut self, on: bool) {
+        self.polls.set_always(on);
     }
 
     /// Asks for one event when the tap has a frame; nothing when that is already asked for.
@@ -254,12 +264,14 @@ impl Port {
         self.polls.take_events()
     }
 
-    /// Whether an [`enter`](Self::enter) without waiting would bring something: completions, or deferred work.
+    /// Whether an [`enter`](Self::enter) without waiting would bring something, or has: completions, deferred work, events
+    /// or results not taken yet, and polls that have to be armed for there to be any.
     ///
-    /// Two loads and no system call, for a busy poll.
+    /// A few loads, no store and no system call, for a busy poll: whoever has entered once may spin on this, in every
+    /// mode, and misses nothing that a sleep would have seen.
     #[inline]
     pub fn has_news(&mut self) -> bool {
-        self.ring.has_news()
+        self.ring.has_news() || self.has_results() || self.polls.is_wanted()
     }
 
     /// The guest memory that [`tx_gather`](Self::tx_gather) may point into. Refused while a batch points into the old.

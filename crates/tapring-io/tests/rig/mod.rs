@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use tapring_io::{PollMode, Port, PortOptions, Tap, TapOptions, Wait};
+use tapring_io::{CallFd, PollMode, Port, PortOptions, Tap, TapOptions, Wait};
 
 /// Generous: reached only by a test that fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -280,6 +280,17 @@ pub(crate) fn outcomes(port: &mut Port) -> Vec<tapring_io::TxOutcome> {
     enter_until(port, |port| port.tx_outcomes().map(<[_]>::to_vec))
 }
 
+/// Enters until the kernel has taken in all that was pushed, polls included: it takes entries in order.
+pub(crate) fn settle(port: &mut Port) {
+    let called = event();
+    port.call(&CallFd::new(called.try_clone().unwrap()).unwrap());
+    let start = Instant::now();
+    while count(&called) == 0 {
+        assert!(start.elapsed() < LIMIT, "the call never came: {port:?}");
+        port.enter(Wait::For(Duration::from_millis(1))).unwrap();
+    }
+}
+
 /// A non-blocking eventfd as most frontends make it.
 pub(crate) fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
@@ -321,7 +332,8 @@ pub(crate) fn set_send_buffer(queue: &OwnedFd, bytes: i32) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// RIG-SLOW: t0 in a bridge whose way to [`FAR_MAC`] is a veth that sends 64 kbit/s. Returns the far end.
+/// RIG-SLOW: t0 in a bridge whose way to [`FAR_MAC`] is a veth that sends 16 kbit/s, so that a full tap stays full for
+/// seconds. Returns the far end.
 ///
 /// Unicast with a static forwarding entry: flooding would clone the frames and free the send buffer at once.
 pub(crate) fn slow(tap: &Tap) -> Host {
@@ -334,7 +346,7 @@ pub(crate) fn slow(tap: &Tap) -> Host {
         sh(&format!("ip link set {link} up"));
     }
     sh("bridge fdb add 02:00:00:00:00:99 dev v0 master static");
-    sh("tc qdisc add dev v0 root tbf rate 64kbit burst 2k limit 10mb");
+    sh("tc qdisc add dev v0 root tbf rate 16kbit burst 2k limit 10mb");
     let socket = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::DGRAM,
