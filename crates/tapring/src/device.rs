@@ -1,8 +1,10 @@
 //! What outlives sessions: the tap's workers, and the count of sessions that keeps them apart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tapring_metrics::Gauge;
+use tapring_queue::Policy;
 use thiserror::Error;
 use tracing::warn;
 
@@ -27,15 +29,18 @@ pub struct Device {
     workers: Vec<WorkerHandle>,
     offer: Offer,
     sessions: AtomicU64,
+    /// What all workers have in force.
+    policy: Mutex<Policy>,
     connected: Gauge,
 }
 
 impl Device {
-    /// A device whose workers are running, one a queue pair, in the order of the pairs.
+    /// A device whose workers are running with this policy, one a queue pair, in the order of the pairs.
     pub fn new(
         name: &str,
         workers: Vec<WorkerHandle>,
         max_ring_size: u16,
+        policy: Policy,
         connected: Gauge,
     ) -> Self {
         let pairs = u16::try_from(workers.len()).unwrap_or(u16::MAX);
@@ -44,6 +49,7 @@ impl Device {
             workers,
             offer: Offer::new(pairs, max_ring_size),
             sessions: AtomicU64::new(0),
+            policy: Mutex::new(policy),
             connected,
         }
     }
@@ -56,6 +62,19 @@ impl Device {
     /// What frontends may negotiate.
     pub const fn offer(&self) -> &Offer {
         &self.offer
+    }
+
+    /// The policy that all workers have in force.
+    pub fn policy(&self) -> Policy {
+        *self.policy_in_force()
+    }
+
+    /// Puts a policy in force, for this session and those to come. All workers have it when this returns; that can take
+    /// as long as a command may. One change at a time: whoever makes several keeps them in order.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), DeviceError> {
+        self.tell_all(self.epoch(), || Command::SetPolicy(policy))?;
+        *self.policy_in_force() = policy;
+        Ok(())
     }
 
     /// A new session owns the device from here on.
@@ -104,11 +123,19 @@ impl Device {
 
     /// Ends all workers. Each has drained when this returns, or is past help.
     pub fn exit(&self) {
-        let epoch = Epoch(self.sessions.load(Ordering::Relaxed));
+        let epoch = self.epoch();
         for pair in 0..self.workers.len() {
             if let Err(error) = self.tell(pair, epoch, Command::Exit) {
                 warn!("{error}");
             }
         }
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(self.sessions.load(Ordering::Relaxed))
+    }
+
+    fn policy_in_force(&self) -> MutexGuard<'_, Policy> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

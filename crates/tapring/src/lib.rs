@@ -18,6 +18,8 @@
 mod adapter;
 mod backend;
 pub mod cli;
+pub mod config;
+pub mod control;
 pub mod cpus;
 pub mod demo;
 pub mod device;
@@ -26,6 +28,8 @@ mod link;
 pub mod log_limit;
 pub mod logging;
 pub mod open;
+mod options;
+pub mod policy;
 pub mod serve;
 mod session;
 pub mod settings;
@@ -33,6 +37,7 @@ pub mod signals;
 pub mod socket;
 mod supervisor;
 mod tap_drops;
+mod value;
 mod vring;
 pub mod worker;
 

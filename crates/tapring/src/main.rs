@@ -1,16 +1,18 @@
 //! The `tapring` command.
 //!
-//! Exit codes: 0 after a requested end, 2 for a wrong command line or settings that contradict each other or the machine,
-//! 1 for everything else. A failure is one line on stderr: what it is about, and what to do.
+//! Exit codes: 0 after a requested end, 2 for a wrong command line or file or settings that contradict each other or the
+//! machine, 1 for everything else. A failure is one line on stderr: what it is about, and what to do.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tapring::cli::{Cli, Command, Stop};
+use tapring::cli::{Cli, Command, PolicyArgs, Stop};
+use tapring::config::Source;
+use tapring::control::client::{self, ClientError};
+use tapring::policy::{Lines, PolicyChange};
 use tapring::serve::{Error, serve};
-use tapring::settings::Settings;
 use tapring::{demo, logging, signals};
 
 const USAGE: u8 = 2;
@@ -38,10 +40,26 @@ fn run(command: Command) -> anyhow::Result<()> {
             if arguments.dies_with_parent() {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
             }
-            serve(&Settings::from(arguments), signals::terminated())?;
+            serve(Source::from(arguments), signals::terminated())?;
         }
+        Command::Policy(arguments) => policy(&arguments)?,
         Command::Demo(arguments) => demo::run(&arguments)?,
     }
+    Ok(())
+}
+
+fn policy(arguments: &PolicyArgs) -> anyhow::Result<()> {
+    let socket = &arguments.control_socket;
+    let policy = match arguments.change.is_empty() {
+        true => client::policy(socket)?,
+        false => client::set_policy(socket, &arguments.change)?,
+    };
+    let text = match arguments.json {
+        true => serde_json::to_string(&PolicyChange::from(policy))? + "\n",
+        false => Lines(policy).to_string(),
+    };
+    // Nobody reads any more: it holds all the same.
+    let _ = io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
@@ -50,9 +68,11 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     eprintln!("tapring: {}", one_line(&error));
-    match error.downcast_ref() {
-        Some(Error::Settings(_)) => ExitCode::from(USAGE),
-        _ => ExitCode::FAILURE,
+    let settings = matches!(error.downcast_ref(), Some(Error::Config(_)));
+    let refused = matches!(error.downcast_ref(), Some(ClientError::Refused(_)));
+    match settings || refused {
+        true => ExitCode::from(USAGE),
+        false => ExitCode::FAILURE,
     }
 }
 

@@ -78,9 +78,9 @@ pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError>
     describe(&tap);
     warn_of_shared_cpu(settings);
     let handles = workers.iter().map(|worker| worker.handle.clone()).collect();
-    let max = settings.max_ring_size;
+    let (max, policy) = (settings.max_ring_size, settings.policy);
     Ok(Opened {
-        device: Device::new(tap.name(), handles, max, series.connected),
+        device: Device::new(tap.name(), handles, max, policy, series.connected),
         ends,
         tap_dropped: series.tap_dropped,
         keep: Keep {
@@ -165,6 +165,7 @@ fn worker_options(
         }
         .with_mtu(tap.mtu().unwrap_or_default()),
         cpu: settings.worker_cpu(pair),
+        policy: settings.policy,
         metrics: Arc::clone(metrics),
         failed: Box::new(move |reason| {
             // Nobody listens any more when the daemon is ending.

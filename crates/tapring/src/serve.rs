@@ -3,15 +3,18 @@
 //! Start: what can fail without leaving a trace comes first.
 //!
 //! 1. The settings as a whole, io_uring for the control thread, the signals, the metrics address.
-//! 2. The socket, not yet at its path: with a live daemon there, not even its tap is touched.
+//! 2. The sockets, not yet at their paths: with a live daemon there, not even its tap is touched.
 //! 3. The tap and its workers.
-//! 4. The socket moves to its path. So where its file is, the tap is too, and frontends are accepted.
+//! 4. The sockets move to their paths, that of the frontends last. So where its file is, the tap is too, and frontends
+//!    are accepted.
 //!
-//! End, at SIGTERM: the socket's file goes, the session is cut and drains, the workers drain and end, the tap is closed.
+//! End, at SIGTERM: the sockets' files go, the session is cut and drains, the workers drain and end, the tap is closed.
 
 use std::future;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -21,13 +24,17 @@ use rustix::io::Errno;
 use tapring_metrics::{BindError, Endpoint, Metrics};
 use thiserror::Error;
 use tokio::net::UnixListener;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use tracing::info;
 
-use crate::device::Device;
+use crate::config::{ConfigError, Source};
+use crate::control::{self, LivePolicy};
+use crate::device::{Device, DeviceError};
 use crate::open::{Keep, OpenError, Opened, open};
-use crate::settings::{Settings, SettingsError};
-use crate::socket::{ListenSocket, SocketError};
+use crate::settings::Settings;
+use crate::signals::Hangups;
+use crate::socket::{ListenSocket, SocketError, SocketOptions};
 use crate::supervisor::{ServeError, Supervisor};
 use crate::tap_drops;
 
@@ -47,9 +54,9 @@ const DESCRIPTORS_A_PAIR: usize = 12;
 /// Why the daemon did not start, or did not go on.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// What was asked for contradicts itself or the machine.
+    /// What was asked for means nothing, or contradicts itself or the machine.
     #[error(transparent)]
-    Settings(#[from] SettingsError),
+    Config(#[from] ConfigError),
     /// io_uring is missing or forbidden.
     #[error("cannot make an io_uring: {source}: {}", uring_remedy(source))]
     NoUring {
@@ -64,9 +71,12 @@ pub enum Error {
     /// The metrics address.
     #[error(transparent)]
     Metrics(#[from] BindError),
-    /// The socket.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
+    /// The socket of the frontends.
+    #[error("--socket-path: {0}")]
+    Socket(#[source] SocketError),
+    /// The control socket.
+    #[error("--control-socket: {0}")]
+    Control(#[source] SocketError),
     /// The socket could not be watched.
     #[error("cannot accept frontends: {0}: raise LimitNOFILE")]
     Accept(#[source] io::Error),
@@ -84,23 +94,33 @@ pub enum Error {
     NotDrained,
 }
 
-/// Serves until `stop` resolves; its error is one of catching signals.
-pub fn serve(settings: &Settings, stop: impl Future<Output = io::Result<()>>) -> Result<(), Error> {
-    serve_device(settings, open, stop)
+/// Serves until `stop` resolves; its error is one of catching signals. SIGHUP reads the settings again.
+pub fn serve(source: Source, stop: impl Future<Output = io::Result<()>>) -> Result<(), Error> {
+    let settings = source.read()?;
+    start(&settings, Some(source), open, stop)
 }
 
-/// The same with a device made in another way.
+/// The same with a device made in another way, and without SIGHUP.
 pub fn serve_device(
     settings: &Settings,
     open: impl FnOnce(&Settings, &Metrics) -> Result<Opened, OpenError>,
     stop: impl Future<Output = io::Result<()>>,
 ) -> Result<(), Error> {
-    settings.check()?;
+    settings.check().map_err(ConfigError::from)?;
+    start(settings, None, open, stop)
+}
+
+fn start(
+    settings: &Settings,
+    source: Option<Source>,
+    open: impl FnOnce(&Settings, &Metrics) -> Result<Opened, OpenError>,
+    stop: impl Future<Output = io::Result<()>>,
+) -> Result<(), Error> {
     ensure_descriptors(settings.queue_pairs).map_err(Error::TooFewFiles)?;
     let mut builder = tokio_uring::builder();
     let runtime = tokio_uring::Runtime::new(builder.entries(CONTROL_ENTRIES));
     let runtime = runtime.map_err(|source| Error::NoUring { source })?;
-    runtime.block_on(run(settings, open, stop))
+    runtime.block_on(run(settings, source, open, stop))
 }
 
 /// Too few descriptors are a line here, and a panic where the runtime wants one.
@@ -124,6 +144,7 @@ fn uring_remedy(error: &io::Error) -> &'static str {
 
 async fn run(
     settings: &Settings,
+    source: Option<Source>,
     open: impl FnOnce(&Settings, &Metrics) -> Result<Opened, OpenError>,
     stop: impl Future<Output = io::Result<()>>,
 ) -> Result<(), Error> {
@@ -131,8 +152,10 @@ async fn run(
     if already(&mut stop).await.map_err(Error::Signals)? {
         return Ok(());
     }
+    let reload = source.map(|source| Ok((source, Hangups::catch()?)));
+    let reload = reload.transpose().map_err(Error::Signals)?;
     let endpoint = settings.metrics.map(Endpoint::bind).transpose()?;
-    let mut socket = ListenSocket::prepare(&settings.socket)?;
+    let mut sockets = Sockets::prepare(settings)?;
     let metrics = Metrics::new(env!("CARGO_PKG_VERSION"));
     let Opened {
         device,
@@ -151,17 +174,72 @@ async fn run(
             metrics.render()
         }));
     }
-    socket.publish(&settings.socket.path)?;
-    let listener = listener(&socket).map_err(Error::Accept)?;
+    let (broken, breaks) = mpsc::unbounded_channel();
+    let live = Rc::new(LivePolicy::new(Arc::clone(&device), broken));
+    if let Some((source, hangups)) = reload {
+        let live = Rc::clone(&live);
+        let started = settings.clone();
+        tokio_uring::spawn(control::reload_at_hangups(hangups, source, started, live));
+    }
+    sockets.publish(settings, &live)?;
+    let listener = listener(&sockets.frontends).map_err(Error::Accept)?;
     announce(settings, &device);
     let mut supervisor = Supervisor::new(Arc::clone(&device), listener, settings.queue_num, ends);
-    let served = supervisor.run(stop).await;
-    drop(socket);
+    let served = tokio::select! {
+        served = supervisor.run(stop) => served,
+        broken = first_break(breaks) => Err(broken),
+    };
+    drop(sockets);
     served?.map_err(Error::Signals)?;
     let drained = tokio::time::timeout(DRAIN_LIMIT, drain(supervisor, device, keep)).await;
     drained.map_err(|_| Error::NotDrained)??;
     info!("stopped");
     Ok(())
+}
+
+/// The files that others find the daemon by. They go with this.
+struct Sockets {
+    frontends: ListenSocket,
+    control: Option<ListenSocket>,
+}
+
+impl Sockets {
+    fn prepare(settings: &Settings) -> Result<Self, Error> {
+        let control = settings.control_socket.as_deref().map(private);
+        Ok(Self {
+            frontends: ListenSocket::prepare(&settings.socket).map_err(Error::Socket)?,
+            control: control
+                .map(|options| ListenSocket::prepare(&options).map_err(Error::Control))
+                .transpose()?,
+        })
+    }
+
+    fn publish(&mut self, settings: &Settings, live: &Rc<LivePolicy>) -> Result<(), Error> {
+        if let (Some(socket), Some(path)) = (&mut self.control, &settings.control_socket) {
+            socket.publish(path).map_err(Error::Control)?;
+            let listener = listener(socket).map_err(Error::Accept)?;
+            tokio_uring::spawn(control::serve(listener, Rc::clone(live)));
+        }
+        let path = &settings.socket.path;
+        self.frontends.publish(path).map_err(Error::Socket)
+    }
+}
+
+/// Whoever may change the policy may stop the guest's traffic too.
+fn private(path: &Path) -> SocketOptions {
+    SocketOptions {
+        path: path.to_owned(),
+        mode: 0o600,
+        group: None,
+    }
+}
+
+/// Resolves when a change of policy has found the device broken.
+async fn first_break(mut breaks: UnboundedReceiver<DeviceError>) -> ServeError {
+    match breaks.recv().await {
+        Some(error) => ServeError::Device(error),
+        None => future::pending().await,
+    }
 }
 
 /// Polls `stop` once, which catches signals from now on.

@@ -1,7 +1,9 @@
 //! What the daemon was told, checked as a whole.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
+use tapring_queue::{Policy, RxWake};
 use thiserror::Error;
 
 use crate::cpus;
@@ -48,6 +50,10 @@ pub struct Settings {
     pub queue_num: QueueNum,
     /// Where /metrics is served.
     pub metrics: Option<SocketAddr>,
+    /// Where the policy is asked for and changed.
+    pub control_socket: Option<PathBuf>,
+    /// How the guest is treated, to begin with.
+    pub policy: Policy,
 }
 
 /// Settings that cannot be meant together, or not on this machine.
@@ -66,6 +72,32 @@ pub enum SettingsError {
     /// A polling thread was placed and forbidden at once.
     #[error("--sqpoll-cpu: --poll inline has no polling thread: leave out one of them")]
     NoPollingThread,
+    /// Two sockets at one path.
+    #[error("--control-socket: it is the --socket-path as well: choose another")]
+    OneSocket,
+    /// A threshold that no ring could reach.
+    #[error(
+        "rx_wake: {chains} buffers are more than the queue size, {size}: give half, first-free, empty, or a number from 1 to {size}"
+    )]
+    RxWake {
+        /// The threshold.
+        chains: u16,
+        /// The largest ring a frontend may ask for.
+        size: u16,
+    },
+}
+
+/// Checks that a policy can be meant for rings of up to this size.
+pub fn check_policy(policy: &Policy, max_ring_size: u16) -> Result<(), SettingsError> {
+    match policy.rx_wake {
+        RxWake::Chains(chains) if !policy.rx_wake.fits(max_ring_size) => {
+            Err(SettingsError::RxWake {
+                chains,
+                size: max_ring_size,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Settings {
@@ -74,6 +106,10 @@ impl Settings {
         if self.poll == Poll::Inline && self.sqpoll_cpu.is_some() {
             return Err(SettingsError::NoPollingThread);
         }
+        if self.control_socket.as_ref() == Some(&self.socket.path) {
+            return Err(SettingsError::OneSocket);
+        }
+        check_policy(&self.policy, self.max_ring_size)?;
         let Some(online) = cpus::online() else {
             return Ok(());
         };
@@ -87,6 +123,30 @@ impl Settings {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The keys of what another has otherwise and what only a restart changes: all but the policy.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let same = [
+            ("socket_path", self.socket.path == other.socket.path),
+            ("socket_mode", self.socket.mode == other.socket.mode),
+            ("socket_group", self.socket.group == other.socket.group),
+            ("tap", self.tap == other.tap),
+            ("create_tap", self.create_tap == other.create_tap),
+            ("queue_pairs", self.queue_pairs == other.queue_pairs),
+            ("queue_size", self.max_ring_size == other.max_ring_size),
+            ("poll", self.poll == other.poll),
+            ("sqpoll_cpu", self.sqpoll_cpu == other.sqpoll_cpu),
+            ("worker_cpus", self.worker_cpus == other.worker_cpus),
+            ("queue_num", self.queue_num == other.queue_num),
+            ("metrics", self.metrics == other.metrics),
+            (
+                "control_socket",
+                self.control_socket == other.control_socket,
+            ),
+        ];
+        let different = same.into_iter().filter(|(_, same)| !same);
+        different.map(|(key, _)| key).collect()
     }
 
     /// Whether a kernel thread polls.
@@ -132,6 +192,8 @@ mod tests {
             worker_cpus: vec![],
             queue_num: QueueNum::Auto,
             metrics: None,
+            control_socket: None,
+            policy: Policy::DEFAULT,
         }
     }
 

@@ -43,16 +43,16 @@ pub struct SocketOptions {
 #[derive(Debug, Error)]
 pub enum SocketError {
     /// Somebody listens there.
-    #[error("socket {}: a running process listens on it: stop that one or choose another --socket-path", .0.display())]
+    #[error("socket {}: a running process listens on it: stop that one or choose another path", .0.display())]
     Alive(PathBuf),
     /// Not ours to remove.
-    #[error("socket {}: exists and is no socket: remove it or choose another --socket-path", .0.display())]
+    #[error("socket {}: exists and is no socket: remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
     /// Its folder is missing.
     #[error("socket {}: its folder does not exist: create it", .0.display())]
     NoFolder(PathBuf),
     /// Longer than `sun_path`.
-    #[error("socket {}: the path is longer than 107 bytes: choose a shorter --socket-path", .0.display())]
+    #[error("socket {}: the path is longer than 107 bytes: choose a shorter one", .0.display())]
     TooLong(PathBuf),
     /// The group cannot be set.
     #[error("socket {}: cannot give it to group {group}: {source}: run as a member of that group", path.display())]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use tapring::cli::{self, Cli};
+use tapring::config::Source;
 use tapring::settings::Settings;
 
 fn file(name: &str) -> PathBuf {
@@ -20,7 +21,7 @@ fn settings(words: &str) -> Settings {
     match Cli::from_words(words.split_whitespace()) {
         Ok(Cli {
             command: cli::Command::Serve(arguments),
-        }) => arguments.into(),
+        }) => Source::from(arguments).read().expect(words),
         other => panic!("{words}: {other:?}"),
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tapring_queue::{Direction, Features, RingAddresses, RingPosition, RingSetup};
+use tapring_queue::{Direction, Features, Policy, RingAddresses, RingPosition, RingSetup};
 use vm_memory::GuestMemoryMmap;
 
 /// Counts the sessions of a device. A command of a session that has ended is refused, so that a
@@ -41,6 +41,8 @@ pub enum Command {
     /// The session is over: both rings stop, fds, features and memory are forgotten, and held
     /// frames and the tap's queue are dropped and counted, so that they do not reach the next guest.
     Reset,
+    /// In force from now on, over all sessions to come. Of no session, so its epoch does not matter.
+    SetPolicy(Policy),
     /// Answered by a worker that is alive.
     Ping,
     /// The worker drains and its thread ends.
@@ -63,6 +65,7 @@ impl Command {
             Self::Disable(_) => "disable",
             Self::Stop(_) => "stop",
             Self::Reset => "reset",
+            Self::SetPolicy(_) => "set policy",
             Self::Ping => "ping",
             Self::Exit => "exit",
         }

@@ -63,7 +63,7 @@ impl Session<'_> {
 
     fn belongs(&mut self, epoch: Epoch, command: &Command) -> bool {
         match command {
-            Command::Ping | Command::Exit => true,
+            Command::SetPolicy(_) | Command::Ping | Command::Exit => true,
             Command::Begin => {
                 let newer = epoch > *self.epoch;
                 *self.epoch = epoch.max(*self.epoch);
@@ -99,6 +99,7 @@ impl Session<'_> {
                 path.rings.disable(direction, path.memory.as_deref());
             }
             Command::Stop(direction) => return Ok(Reply::Stopped(path.stop(direction)?)),
+            Command::SetPolicy(policy) => path.policy = policy,
             Command::Ping => {}
         }
         Ok(Reply::Done)

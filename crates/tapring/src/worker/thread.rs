@@ -9,6 +9,7 @@ use crossbeam::channel::{self, Receiver, TryRecvError};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tapring_io::{Port, PortError, PortOptions, Watch};
 use tapring_metrics::PairMetrics;
+use tapring_queue::Policy;
 use thiserror::Error;
 use tracing::{error, info};
 
@@ -31,6 +32,8 @@ pub struct WorkerOptions {
     pub port: PortOptions,
     /// The CPU to run on.
     pub cpu: Option<u32>,
+    /// The policy to begin with.
+    pub policy: Policy,
     /// Where its counts go.
     pub metrics: Arc<PairMetrics>,
     /// Called when the thread ends other than by [`Command::Exit`](super::command::Command::Exit).
@@ -143,7 +146,7 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<Prepared, SpawnE
         port.describe()
     );
     let counters = Counters::new(&options.device, pair, options.metrics);
-    let mut path = DataPath::new(port, counters, pair == 0);
+    let mut path = DataPath::new(port, counters, options.policy, pair == 0);
     path.follow_receiveq();
     Ok(Prepared {
         path,

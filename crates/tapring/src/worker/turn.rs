@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tapring_io::{CallFd, Events, Port, PortError, RxRead, TxOutcome, Wait, Watch};
-use tapring_queue::{self as queue, Block, Direction, Door, QueuePair, RxEnd, State};
+use tapring_queue::{self as queue, Block, Direction, Door, Policy, QueuePair, RxEnd, State};
 use vm_memory::GuestMemoryMmap;
 
 use super::counters::{Counters, Losses};
@@ -28,6 +28,8 @@ use super::ports::{Batch, Held};
 pub(super) struct DataPath {
     pub(super) port: Port,
     pub(super) rings: QueuePair,
+    /// In force for this session and all that follow.
+    pub(super) policy: Policy,
     pub(super) memory: Option<Arc<GuestMemoryMmap>>,
     /// Where each ring's driver is called, by [`Direction::index`].
     pub(super) calls: [Option<CallFd>; 2],
@@ -42,11 +44,12 @@ pub(super) struct DataPath {
 }
 
 impl DataPath {
-    pub(super) fn new(port: Port, counters: Counters, first: bool) -> Self {
+    pub(super) fn new(port: Port, counters: Counters, policy: Policy, first: bool) -> Self {
         Self {
             first,
             port,
             rings: QueuePair::default(),
+            policy,
             memory: None,
             calls: [None, None],
             errs: [None, None],

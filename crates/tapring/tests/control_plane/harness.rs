@@ -11,6 +11,7 @@ use tapring::open::{Keep, Opened};
 use tapring::serve::{Error, serve_device};
 use tapring::settings::{Poll, Settings};
 use tapring::socket::SocketOptions;
+use tapring_queue::Policy;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
@@ -50,7 +51,13 @@ impl Daemon {
                     let workers = (0..usize::from(pairs)).map(|pair| book.worker(pair));
                     let workers = workers.collect::<Result<_, _>>().expect("workers");
                     Ok(Opened {
-                        device: Device::new(&settings.tap, workers, MAX_RING, series.connected),
+                        device: Device::new(
+                            &settings.tap,
+                            workers,
+                            MAX_RING,
+                            settings.policy,
+                            series.connected,
+                        ),
                         ends,
                         tap_dropped: series.tap_dropped,
                         keep: Keep::default(),
@@ -138,5 +145,7 @@ fn settings(path: PathBuf, queue_pairs: u16) -> Settings {
         worker_cpus: vec![],
         queue_num: QueueNum::Auto,
         metrics: None,
+        control_socket: None,
+        policy: Policy::DEFAULT,
     }
 }

@@ -118,6 +118,7 @@ fn shown(command: &Command) -> String {
         Command::Enable(direction) | Command::Disable(direction) | Command::Stop(direction) => {
             format!("{name} {direction}")
         }
+        Command::SetPolicy(policy) => format!("{name} {}", policy.kick_rearm),
         Command::Begin | Command::Reset | Command::Ping | Command::Exit => name.to_owned(),
     }
 }
