@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use metrics::{Counter, Gauge};
 
 use crate::histogram::Histogram;
+use crate::policy::PolicyInfo;
+use crate::seconds::Seconds;
 use crate::series::{Labels, Series};
 use crate::table::{self, Metric, REARM_OUTCOMES};
 
@@ -22,17 +24,21 @@ pub struct DeviceMetrics {
     pub tap_dropped: Counter,
     /// One per queue pair, for its worker.
     pub pairs: Vec<Arc<PairMetrics>>,
+    /// The policy in force, for those who change it.
+    pub policy: Arc<PolicyInfo>,
 }
 
 impl DeviceMetrics {
     pub(crate) fn new(series: &mut Series, name: &str, queue_pairs: u16) -> Self {
         let labels: Labels = vec![("device", name.to_owned())];
+        let changes = series.counter(&table::POLICY_CHANGES, &labels);
         Self {
             connected: series.gauge(&table::DEVICE_CONNECTED, &labels),
             tap_dropped: series.counter(&table::TAP_DROPPED_PACKETS, &labels),
             pairs: (0..queue_pairs)
                 .map(|pair| Arc::new(PairMetrics::new(series, &labels, pair)))
                 .collect(),
+            policy: series.policy(&table::POLICY_INFO, &labels, changes),
         }
     }
 }
@@ -48,6 +54,8 @@ pub struct PairMetrics {
     pub ring_enters: Counter,
     /// Those that woke the submission queue thread.
     pub sqpoll_wakeups: Counter,
+    /// Time spent looking for work after the rings ran dry.
+    pub busy_poll: Arc<Seconds>,
 }
 
 impl PairMetrics {
@@ -58,6 +66,7 @@ impl PairMetrics {
             tx: QueueMetrics::new(series, &labels, Side::Tx),
             ring_enters: series.counter(&table::RING_ENTERS, &labels),
             sqpoll_wakeups: series.counter(&table::SQPOLL_WAKEUPS, &labels),
+            busy_poll: series.seconds(&table::BUSY_POLL_SECONDS, &labels),
         }
     }
 }

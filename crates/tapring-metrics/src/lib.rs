@@ -25,7 +25,9 @@
 mod device;
 mod histogram;
 mod http;
+mod policy;
 mod registry;
+mod seconds;
 mod series;
 pub mod table;
 
@@ -33,4 +35,6 @@ pub use device::{DeviceMetrics, PairMetrics, QueueMetrics, RingState};
 pub use histogram::Histogram;
 pub use http::{BindError, Endpoint};
 pub use metrics::{Counter, Gauge};
+pub use policy::{PolicyInfo, PolicyWords};
 pub use registry::Metrics;
+pub use seconds::Seconds;

@@ -1,8 +1,8 @@
 //! All series of the daemon, and their text.
 //!
 //! The exporter writes families and series in the order of its hash maps, without help texts for series that nobody
-//! described. So only its sample lines are taken, sorted under a head line made from the table, and our histograms are
-//! written in their place among them.
+//! described. So only its sample lines are taken, sorted under a head line made from the table, and what it cannot keep
+//! (our histograms, counters of time, the policy in force) is written in its place among them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -84,7 +84,7 @@ fn family(metric: &Metric, samples: Option<Vec<&str>>, owners: &[&Series], out: 
     }
     owners
         .iter()
-        .for_each(|owner| owner.render_histograms(metric, out));
+        .for_each(|owner| owner.render_ours(metric, out));
     if out.len() == empty {
         out.truncate(before);
     }

@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
-use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder};
+use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 
 use crate::histogram::Histogram;
+use crate::policy::PolicyInfo;
+use crate::seconds::Seconds;
 use crate::table::{Kind, Metric};
 
 /// Labels with their values, in order.
@@ -17,11 +19,19 @@ pub(crate) type Labels = Vec<(&'static str, String)>;
 /// What the recorder asks about each registration and this exporter ignores.
 const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);
 
-/// Counters and gauges kept by the exporter, and histograms kept by us.
+/// Counters and gauges kept by the exporter, and what it cannot keep as we want it.
 #[derive(Debug)]
 pub(crate) struct Series {
     recorder: PrometheusRecorder,
-    histograms: Vec<(&'static Metric, String, Arc<Histogram>)>,
+    ours: Vec<(&'static Metric, String, Ours)>,
+}
+
+/// Series that are written by us.
+#[derive(Debug)]
+enum Ours {
+    Histogram(Arc<Histogram>),
+    Seconds(Arc<Seconds>),
+    Policy(Arc<PolicyInfo>),
 }
 
 impl Series {
@@ -30,7 +40,7 @@ impl Series {
         let recorder = PrometheusBuilder::new().build_recorder();
         Self {
             recorder,
-            histograms: Vec::new(),
+            ours: Vec::new(),
         }
     }
 
@@ -51,19 +61,45 @@ impl Series {
             unreachable!("{} is no histogram", metric.name)
         };
         let histogram = Arc::new(Histogram::new(buckets));
-        self.histograms
-            .push((metric, text(labels), Arc::clone(&histogram)));
+        self.keep(metric, labels, Ours::Histogram(Arc::clone(&histogram)));
         histogram
     }
 
-    /// The exporter's text: its own order, no help, no histograms.
+    pub(crate) fn seconds(&mut self, metric: &'static Metric, labels: &Labels) -> Arc<Seconds> {
+        debug_assert_eq!(metric.unit, Unit::Seconds);
+        let seconds = Arc::new(Seconds::default());
+        self.keep(metric, labels, Ours::Seconds(Arc::clone(&seconds)));
+        seconds
+    }
+
+    pub(crate) fn policy(
+        &mut self,
+        metric: &'static Metric,
+        labels: &Labels,
+        changes: Counter,
+    ) -> Arc<PolicyInfo> {
+        let policy = Arc::new(PolicyInfo::new(changes));
+        self.keep(metric, labels, Ours::Policy(Arc::clone(&policy)));
+        policy
+    }
+
+    fn keep(&mut self, metric: &'static Metric, labels: &Labels, ours: Ours) {
+        self.ours.push((metric, text(labels), ours));
+    }
+
+    /// The exporter's text: its own order, no help, nothing of ours.
     pub(crate) fn exporter_text(&self) -> String {
         self.recorder.handle().render()
     }
 
-    pub(crate) fn render_histograms(&self, metric: &Metric, out: &mut String) {
-        for (_, labels, histogram) in self.histograms.iter().filter(|(of, ..)| *of == metric) {
-            histogram.render(metric.name, labels, out);
+    /// Appends what is ours of one metric.
+    pub(crate) fn render_ours(&self, metric: &Metric, out: &mut String) {
+        for (_, labels, ours) in self.ours.iter().filter(|(of, ..)| *of == metric) {
+            match ours {
+                Ours::Histogram(histogram) => histogram.render(metric.name, labels, out),
+                Ours::Seconds(seconds) => seconds.render(metric.name, labels, out),
+                Ours::Policy(policy) => policy.render(metric.name, labels, out),
+            }
         }
     }
 }
@@ -79,7 +115,7 @@ fn exporter_value(value: &str) -> String {
 }
 
 /// Labels as the text format wants them.
-fn text(labels: &Labels) -> String {
+pub(crate) fn text(labels: &Labels) -> String {
     let label = |(name, value): &(&str, String)| format!("{name}=\"{}\"", escaped(value));
     labels.iter().map(label).collect::<Vec<_>>().join(",")
 }

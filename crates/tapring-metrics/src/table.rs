@@ -9,7 +9,7 @@
 use metrics::Unit;
 
 use Kind::{Counter, Gauge, Histogram};
-use Scope::{Build, Device, Pair, Queue, RxQueue};
+use Scope::{Build, Device, Pair, Policy, Queue, RxQueue};
 
 /// What a metric is, in Prometheus' terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub enum Scope {
     Build,
     /// A device: `device`.
     Device,
+    /// The policy of a device: `device`, and a label for each setting ([`POLICY_LABELS`]).
+    Policy,
     /// A queue pair, which is a worker: `device`, `queue`.
     Pair,
     /// A virtqueue: `device`, `queue`, `direction` (`rx`, `tx`).
@@ -59,13 +61,18 @@ pub enum Scope {
 
 impl Scope {
     /// The labels of every series of this scope, in order.
-    pub const fn labels(self) -> &'static [&'static str] {
-        match self {
+    pub fn labels(self) -> impl Iterator<Item = &'static str> {
+        let own: &[_] = match self {
             Build => &["version"],
-            Device => &["device"],
+            Device | Policy => &["device"],
             Pair => &["device", "queue"],
             Queue | RxQueue => &["device", "queue", "direction"],
-        }
+        };
+        let settings: &[_] = match self {
+            Policy => &POLICY_LABELS,
+            _ => &[],
+        };
+        own.iter().chain(settings).copied()
     }
 }
 
@@ -131,11 +138,21 @@ impl Metric {
 
     /// All labels of a series, in order.
     pub fn labels(&self) -> impl Iterator<Item = &'static str> {
-        let scope = self.scope.labels().iter().copied();
-        scope.chain(self.choice.map(|choice| choice.label))
+        let choice = self.choice.map(|choice| choice.label);
+        self.scope.labels().chain(choice)
     }
 }
 
+/// The settings of a policy.
+pub const POLICY_LABELS: [&str; 7] = [
+    "kick_rearm",
+    "busy_poll_us",
+    "busy_poll_interrupt",
+    "tx_poll",
+    "rx_wake",
+    "tx_budget",
+    "rx_budget",
+];
 /// Why a frame for the guest was dropped.
 pub const RX_DROP_REASONS: [&str; 4] = ["too_large", "cut", "session_end", "tap_error"];
 /// Why a frame of the guest was dropped.
@@ -204,12 +221,15 @@ pub static COMPLETION_BUCKETS: Buckets = Buckets {
 };
 
 /// Every metric, in the order in which they are shown.
-pub static METRICS: [&Metric; 24] = [
+pub static METRICS: [&Metric; 27] = [
     &BUILD_INFO,
     &DEVICE_CONNECTED,
     &TAP_DROPPED_PACKETS,
+    &POLICY_INFO,
+    &POLICY_CHANGES,
     &RING_ENTERS,
     &SQPOLL_WAKEUPS,
+    &BUSY_POLL_SECONDS,
     &PACKETS,
     &BYTES,
     &DROPPED_PACKETS,
@@ -249,6 +269,18 @@ pub(crate) static TAP_DROPPED_PACKETS: Metric = Metric::new(
     Device,
     "Frames for the guest that the kernel dropped because the tap's own queue was full.",
 );
+pub(crate) static POLICY_INFO: Metric = Metric::new(
+    "tapring_policy_info",
+    Gauge,
+    Policy,
+    "Always 1; the labels say which policy is in force.",
+);
+pub(crate) static POLICY_CHANGES: Metric = Metric::new(
+    "tapring_policy_changes_total",
+    Counter,
+    Device,
+    "Times another policy was put in force while the device ran.",
+);
 pub(crate) static RING_ENTERS: Metric = Metric::new(
     "tapring_ring_enters_total",
     Counter,
@@ -261,6 +293,13 @@ pub(crate) static SQPOLL_WAKEUPS: Metric = Metric::new(
     Pair,
     "Times the worker had to wake the kernel's submission queue thread.",
 );
+pub(crate) static BUSY_POLL_SECONDS: Metric = Metric::new(
+    "tapring_busy_poll_seconds_total",
+    Counter,
+    Pair,
+    "Time the queue pair's worker has spent looking for work after its rings ran dry.",
+)
+.unit(Unit::Seconds);
 pub(crate) static PACKETS: Metric = Metric::new(
     "tapring_packets_total",
     Counter,

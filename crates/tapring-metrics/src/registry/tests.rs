@@ -1,4 +1,5 @@
 use super::*;
+use crate::PolicyWords;
 use crate::table::{Kind, RING_STATES, RX_DROP_REASONS, Scope};
 
 /// A device called `t0` with one queue pair, and a little traffic on it.
@@ -14,7 +15,22 @@ fn small() -> (Metrics, DeviceMetrics) {
     pair.tx.batch_packets.observe(64);
     pair.tx.state.set(3);
     pair.rx.dropped[1].increment(2);
+    pair.busy_poll.add_nanoseconds(1_500_000);
+    device.policy.set(&words("half"));
     (metrics, device)
+}
+
+/// The default policy, but for the wake-up.
+fn words(rx_wake: &str) -> PolicyWords {
+    PolicyWords {
+        kick_rearm: "after-completion".to_owned(),
+        busy_poll_us: "0".to_owned(),
+        busy_poll_interrupt: "requeue".to_owned(),
+        tx_poll: "on-eagain".to_owned(),
+        rx_wake: rx_wake.to_owned(),
+        tx_budget: "64".to_owned(),
+        rx_budget: "64".to_owned(),
+    }
 }
 
 /// The part of the text that belongs to one metric.
@@ -47,7 +63,8 @@ fn the_text_of_a_small_device() {
 #[test]
 fn every_metric_of_the_table_is_there_before_anything_happens() {
     let metrics = Metrics::new("1.2.3");
-    let _device = metrics.device("t0", 2);
+    let device = metrics.device("t0", 2);
+    device.policy.set(&words("half"));
     let text = metrics.render();
     for metric in METRICS {
         let Metric {
@@ -175,7 +192,9 @@ fn the_number_of_series_does_not_depend_on_what_happens() {
 #[test]
 fn series_are_unique_and_counted_by_scope() {
     let metrics = Metrics::new("1.2.3");
-    let _devices = ["t0", "t1"].map(|name| metrics.device(name, 3));
+    for name in ["t0", "t1"] {
+        metrics.device(name, 3).policy.set(&words("half"));
+    }
     let text = metrics.render();
     let mut series: Vec<_> = samples(&text)
         .map(|line| line.rsplit_once(' ').unwrap().0)
@@ -188,7 +207,7 @@ fn series_are_unique_and_counted_by_scope() {
         let expected = match (metric.scope, metric.kind) {
             (_, Kind::Histogram(buckets)) => 12 * (buckets.bounds.len() + 3),
             (Scope::Build, _) => 1,
-            (Scope::Device, _) => 2,
+            (Scope::Device | Scope::Policy, _) => 2,
             (Scope::Pair | Scope::RxQueue, _) => 6,
             (Scope::Queue, _) => 12,
         };
@@ -249,6 +268,29 @@ fn odd_device_names_are_escaped_alike_by_both_writers() {
             1
         );
     }
+}
+
+#[test]
+fn only_the_policy_in_force_is_shown_and_changes_are_counted() {
+    let metrics = Metrics::new("1.2.3");
+    let device = metrics.device("t0", 1);
+    assert!(!metrics.render().contains("policy_info"), "not known yet");
+    for (rx_wake, changes) in [("half", 0), ("half", 0), ("8", 1), ("8", 1), ("half", 2)] {
+        device.policy.set(&words(rx_wake));
+        let text = metrics.render();
+        let shown = family(&text, "tapring_policy_info");
+        let [shown] = samples(&shown).collect::<Vec<_>>()[..] else {
+            panic!("{shown}")
+        };
+        assert!(
+            shown.contains(&format!(",rx_wake=\"{rx_wake}\",")),
+            "{shown}"
+        );
+        let changes = format!("tapring_policy_changes_total{{device=\"t0\"}} {changes}\n");
+        assert!(text.contains(&changes), "{text}");
+    }
+    let _again = metrics.device("t0", 1);
+    assert!(!metrics.render().contains("policy_info"), "another device");
 }
 
 #[test]
