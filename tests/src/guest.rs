@@ -154,6 +154,14 @@ impl LinuxGuest {
     /// # Errors
     /// When QEMU fails or the guest is still on after four minutes.
     pub fn boot(&self) -> Result<Report> {
+        self.start()?.finish()
+    }
+
+    /// Switches it on.
+    ///
+    /// # Errors
+    /// When there is no QEMU.
+    pub fn start(&self) -> Result<RunningGuest> {
         let mut qemu = machine(self.cpus, self.memory_mib, &self.network);
         qemu.args([
             "-append",
@@ -163,7 +171,37 @@ impl LinuxGuest {
             .arg(&self.kernel)
             .arg("-initrd")
             .arg(&self.image);
-        let finished = Process::run("qemu", &qemu, LIMIT)?;
+        Ok(RunningGuest(Process::start("qemu", &qemu)?))
+    }
+}
+
+/// A Linux guest that is on. Dropping it switches it off.
+#[derive(Debug)]
+pub struct RunningGuest(Process);
+
+impl RunningGuest {
+    /// Waits until its script has printed a line with `part` in it.
+    ///
+    /// # Errors
+    /// When it ends before, or has not after four minutes.
+    pub fn wait_line(&self, part: &str) -> Result<String> {
+        self.0.wait_line(part, LIMIT)
+    }
+
+    /// Writes to its serial line, from which its script may read.
+    ///
+    /// # Errors
+    /// When it is off.
+    pub fn say(&mut self, text: &str) -> Result<()> {
+        self.0.say(text)
+    }
+
+    /// Waits until it has switched itself off.
+    ///
+    /// # Errors
+    /// When QEMU fails or the guest is still on after four minutes.
+    pub fn finish(self) -> Result<Report> {
+        let finished = self.0.finish(LIMIT)?;
         ensure!(
             finished.status.success(),
             "qemu: {}\n{}",

@@ -19,8 +19,10 @@
 //! The crate knows the daemon by its interfaces only and shares no code with it.
 #![forbid(unsafe_code)]
 
+mod both_ways;
 mod daemon;
 mod dhcp;
+
 mod files;
 mod guest;
 mod host_end;
@@ -35,13 +37,15 @@ mod testpmd;
 mod threads;
 mod transfer;
 mod user;
+mod vitals;
 mod window;
 mod wire;
 
+pub use both_ways::BothWays;
 pub use daemon::{Daemon, DaemonOptions, METRICS, ensure_one_line, ensure_refused};
 pub use dhcp::{DhcpServer, Exchange};
 pub use files::{Kernel, daemon_binary, workspace};
-pub use guest::{Firmware, LinuxGuest, Report};
+pub use guest::{Firmware, LinuxGuest, Report, RunningGuest};
 pub use host_end::HostEnd;
 pub use initramfs::Initramfs;
 pub use metrics::Scrape;
@@ -54,5 +58,6 @@ pub use testpmd::{PortCounts, TestPmd};
 pub use threads::{ThreadWatch, ThreadsSeen};
 pub use transfer::{Digest, Sink, Source, random_bytes};
 pub use user::{Home, USER, as_user, with_tun_mode};
+pub use vitals::{Effort, Vitals, ensure_idle, ensure_share};
 pub use window::Window;
 pub use wire::Wire;

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tapring_guest::traffic::{ETHERTYPE_RAW, Endpoint, Flow, Wrapping};
-use tapring_guest::{Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
+use tapring_guest::traffic::{ETHERTYPE_RAW, Endpoint, Flow, Verifier, Wrapping};
+use tapring_guest::{F_EVENT_IDX, Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
 
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Net;
@@ -21,6 +21,12 @@ use crate::wire::Wire;
 
 /// How long a frame may take that nothing holds up.
 const SOON: Duration = Duration::from_secs(5);
+
+/// Frames on their way to the guest at once: fewer than the tap's queue holds.
+const FLOOD_WINDOW: u64 = 500;
+
+/// How long frames may take that something did hold up.
+const LEFT_BEHIND: Duration = Duration::from_secs(20);
 
 const HOST: Endpoint = end(1);
 const GUEST: Endpoint = end(2);
@@ -237,6 +243,104 @@ impl Rig {
         }
         let (free, size) = (self.tx.ring().free(), self.tx.ring().size());
         ensure!(free == size, "{free} of {size} descriptors are free");
+        Ok(())
+    }
+
+    /// Fills the ring with frames from number `next` up to `end`, and kicks if that is asked for.
+    ///
+    /// # Errors
+    /// When the backend broke a rule.
+    pub fn fill(&mut self, next: &mut u64, end: u64, bytes: usize) -> Result<()> {
+        self.tx.collect()?;
+        while *next < end && self.tx.send(&TO_HOST.build(*next, bytes)).is_ok() {
+            *next += 1;
+        }
+        self.tx.kick_if_needed();
+        Ok(())
+    }
+
+    /// Waits until `frames` have come out and all chains are back, without any kick.
+    ///
+    /// # Errors
+    /// When they have not within twenty seconds.
+    pub fn ensure_all_leave(&mut self, verifier: &mut Verifier, frames: u64) -> Result<()> {
+        let deadline = Instant::now() + LEFT_BEHIND;
+        while verifier.report(frames).lost > 0 && Instant::now() < deadline {
+            if let Some(frame) = self.wire.receive(Duration::from_millis(50))? {
+                verifier.frame(frame);
+            }
+        }
+        let report = verifier.report(frames);
+        ensure!(report.is_perfect(), "{report:?}\n{}", self.daemon.tail());
+        self.ensure_tx_whole()
+    }
+
+    /// Sends `total` frames of all sizes to the guest, up to [`FLOOD_WINDOW`] ahead of what it has received: all come, in order.
+    ///
+    /// # Errors
+    /// When nothing comes for five seconds, or not all comes in order.
+    pub fn flood_guest(&mut self, total: u64) -> Result<()> {
+        let mut verifier = Verifier::new(TO_GUEST);
+        self.rx.refill();
+        let mut sent = 0;
+        let mut last = Instant::now();
+        while verifier.sequence().next() < total {
+            let before = verifier.sequence().next();
+            let end = total.min(sent + 64).min(before + FLOOD_WINDOW);
+            while sent < end {
+                let bytes = usize::try_from(60 + sent * 31 % 1455)?;
+                self.wire.send(&TO_GUEST.build(sent, bytes))?;
+                sent += 1;
+            }
+            self.rx
+                .wait_for_call(Until::Next, Duration::from_millis(20))?;
+            self.rx.receive(64, |frame| _ = verifier.frame(frame))?;
+            self.rx.refill();
+            if verifier.sequence().next() > before {
+                last = Instant::now();
+            }
+            ensure!(
+                last.elapsed() < SOON,
+                "RX stands at {before} of {sent}: {}",
+                self.daemon.tail()
+            );
+        }
+        let report = verifier.report(total);
+        let dropped = self.net.counters("t0")?.tx_dropped;
+        ensure!(
+            report.is_perfect() && dropped == 0,
+            "{report:?}, {dropped} dropped by the tap, first missing {:?}",
+            verifier.sequence().first_missing()
+        );
+        Ok(())
+    }
+
+    /// That the daemon counted what the guest counted.
+    ///
+    /// # Errors
+    /// When a count differs.
+    pub fn ensure_counted(&mut self) -> Result<()> {
+        let (tx, rx) = (self.tx.counters(), self.rx.counters());
+        for (direction, counted) in [("tx", tx), ("rx", rx)] {
+            let label = format!("direction=\"{direction}\"");
+            let ensure = |name: &str, value: u64| {
+                #[allow(clippy::cast_precision_loss)] // far below 2^53
+                self.daemon.wait_metric(name, &[&label], value as f64)
+            };
+            ensure("tapring_packets_total", counted.frames)?;
+            ensure("tapring_bytes_total", counted.bytes)?;
+            if self.guest.features() & F_EVENT_IDX != 0 {
+                // Without it a driver may kick again before the flag is off, and such kicks coalesce.
+                ensure("tapring_kicks_total", counted.kicks_sent)?;
+            }
+            let calls = self.metric("tapring_calls_total", &[&label])?;
+            // The one for a new call descriptor, with which a ring starts, is not of the ring.
+            ensure!(
+                (calls..=calls + 1.0).contains(&(counted.calls as f64)),
+                "{} calls, {calls} counted",
+                counted.calls
+            );
+        }
         Ok(())
     }
 

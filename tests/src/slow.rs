@@ -9,8 +9,11 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tapring_guest::GuestConfig;
 
 use crate::net::Net;
+use crate::rig::Rig;
+use crate::wire::Wire;
 
 /// Attaches to the tap for a moment and sets the send buffer of all its queues. `perl-base` is part of every Debian.
 const SET_SNDBUF: &str = r#"
@@ -44,6 +47,18 @@ impl Bottleneck {
         }
         run("bridge", "fdb add 02:00:00:00:00:01 dev v0 master static")?;
         Ok(Self)
+    }
+
+    /// A rig whose wire is the far end of a bottleneck.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn rig(words: &str, configure: impl FnOnce(&mut GuestConfig)) -> Result<(Rig, Self)> {
+        let net = Net::enter()?;
+        let bottleneck = Self::make(&net)?;
+        let mut rig = Rig::start_in(net, words, configure)?;
+        rig.wire = Wire::on(Self::EXIT)?;
+        Ok((rig, bottleneck))
     }
 
     /// Nearly closes it: 64 kbit/s, and a tap that takes about ten frames more.

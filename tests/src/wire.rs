@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send,
     socket_with, sockopt,
 };
-use tapring_guest::traffic::ETHERTYPE_RAW;
+use tapring_guest::traffic::{ETHERTYPE_RAW, Verifier};
 
 /// Room for what arrives while the receiver does not run.
 const BUFFER_BYTES: usize = 256 << 20;
@@ -80,6 +80,17 @@ impl Wire {
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error).context("receive from the tap"),
         }
+    }
+
+    /// Takes all frames there are to the verifier.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn drain(&mut self, verifier: &mut Verifier) -> Result<()> {
+        while let Some(frame) = self.try_receive()? {
+            verifier.frame(frame);
+        }
+        Ok(())
     }
 
     /// The next frame, waited for up to `limit`.

@@ -8,122 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tapring_guest::traffic::{Flow, Verifier};
-use tapring_guest::{Guest, GuestConfig, Layout, Random, Until};
-use tapring_tests::{Mode, Need, Net, Rig, TO_GUEST, TO_HOST, ThreadWatch, cases, scenario};
+use tapring_guest::{Guest, GuestConfig, Random};
+use tapring_tests::{BothWays, Mode, Need, Net, Rig, TO_HOST, ThreadWatch, cases, scenario};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
 /// A lost wake-up never ends; a busy machine does.
 const STANDSTILL: Duration = Duration::from_secs(10);
-
-/// Frames of one direction that may be on their way at once: fewer than the tap's queue holds.
-const WINDOW: u64 = 500;
-
-/// A flow each way.
-struct Exchange {
-    sent: [u64; 2],
-    host: Verifier,
-    guest: Verifier,
-    random: Random,
-    longest: usize,
-    burst: usize,
-}
-
-impl Exchange {
-    fn new(longest: usize, burst: usize) -> Self {
-        Self {
-            sent: [0; 2],
-            host: Verifier::new(TO_HOST),
-            guest: Verifier::new(TO_GUEST),
-            random: Random::new(11),
-            longest,
-            burst,
-        }
-    }
-
-    /// Sends `total` frames each way and receives them.
-    fn run(&mut self, rig: &mut Rig, total: u64) -> Result<()> {
-        let mut last = Instant::now();
-        let mut done = 0;
-        rig.rx.refill();
-        while self.received() < 2 * total {
-            self.send_to_host(rig, total)?;
-            self.send_to_guest(rig, total)?;
-            self.receive(rig)?;
-            if self.received() > done {
-                (done, last) = (self.received(), Instant::now());
-            } else {
-                rig.rx
-                    .wait_for_call(Until::Next, Duration::from_millis(1))?;
-            }
-            ensure!(
-                last.elapsed() < STANDSTILL,
-                "stands at {:?} {:?} of {:?}",
-                self.host.report(self.sent[0]),
-                self.guest.report(self.sent[1]),
-                self.sent
-            );
-        }
-        let reports = [self.host.report(total), self.guest.report(total)];
-        ensure!(
-            reports.iter().all(|report| report.is_perfect()),
-            "{reports:?}"
-        );
-        rig.ensure_tx_whole()
-    }
-
-    fn received(&self) -> u64 {
-        self.host.sequence().next() + self.guest.sequence().next()
-    }
-
-    fn send_to_host(&mut self, rig: &mut Rig, total: u64) -> Result<()> {
-        rig.tx.collect()?;
-        let [sent, _] = &mut self.sent;
-        for _ in 0..self.random.between(1, self.burst) {
-            if *sent == total || *sent - self.host.sequence().next() >= 4 * WINDOW {
-                break;
-            }
-            let bytes = self.random.between(60, self.longest);
-            let layout = match sent.is_multiple_of(3) {
-                true => Layout::TWO,
-                false => Layout::ONE,
-            };
-            if rig
-                .tx
-                .send_in(&TO_HOST.build(*sent, bytes), &layout)
-                .is_err()
-            {
-                break;
-            }
-            *sent += 1;
-        }
-        rig.tx.kick_if_needed();
-        Ok(())
-    }
-
-    fn send_to_guest(&mut self, rig: &Rig, total: u64) -> Result<()> {
-        let [_, sent] = &mut self.sent;
-        for _ in 0..self.random.between(1, self.burst) {
-            if *sent == total || *sent - self.guest.sequence().next() >= WINDOW {
-                break;
-            }
-            let bytes = self.random.between(60, self.longest);
-            rig.wire.send(&TO_GUEST.build(*sent, bytes))?;
-            *sent += 1;
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, rig: &mut Rig) -> Result<()> {
-        while let Some(frame) = rig.wire.try_receive()? {
-            self.host.frame(frame);
-        }
-        let guest = &mut self.guest;
-        rig.rx.receive(usize::MAX, |frame| _ = guest.frame(frame))?;
-        rig.rx.refill_as_linux();
-        Ok(())
-    }
-}
 
 /// Both directions, in order and whole, in every mode, and no thread of io-wq.
 fn exchange(mode: Mode, mergeable: bool, longest: usize) -> Result<()> {
@@ -135,7 +26,7 @@ fn exchange(mode: Mode, mergeable: bool, longest: usize) -> Result<()> {
     })?;
     rig.net.ip("link set t0 mtu 9000")?;
     let watch = ThreadWatch::start(rig.daemon.id());
-    Exchange::new(longest, 130).run(&mut rig, 20_000)?;
+    BothWays::new(longest, 130).run(&mut rig, 20_000)?;
     let workers = watch.finish().most("iou-wrk");
     ensure!(workers == 0, "{workers} threads of io-wq");
     rig.daemon.ensure_no_faults()?;
@@ -247,7 +138,7 @@ fn exchange_under_interference(mode: Mode, event_idx: bool, seed: u64) -> Result
             }
             Ok(count)
         });
-        let outcome = Exchange::new(if seed.is_multiple_of(2) { 1514 } else { 9014 }, 130)
+        let outcome = BothWays::new(if seed.is_multiple_of(2) { 1514 } else { 9014 }, 130)
             .run(&mut rig, 30_000);
         stop.store(true, Ordering::Relaxed);
         let operations = control.join().expect("no panic");
@@ -286,7 +177,7 @@ fn crowded(words: &str) -> Result<()> {
                 std::hint::spin_loop();
             }
         });
-        let outcome = Exchange::new(1514, 1024).run(&mut rig, 5_000);
+        let outcome = BothWays::new(1514, 1024).run(&mut rig, 5_000);
         stop.store(true, Ordering::Relaxed);
         outcome
     })?;
@@ -320,9 +211,9 @@ fn resident(process: u32) -> Result<u64> {
 fn nothing_grows_without_a_scrape() {
     scenario("data path: no growth without a scrape", NEEDS, || {
         let mut rig = Rig::start("", |_| ())?;
-        Exchange::new(1514, 130).run(&mut rig, 20_000)?;
+        BothWays::new(1514, 130).run(&mut rig, 20_000)?;
         let before = resident(rig.daemon.id())?;
-        Exchange::new(1514, 130).run(&mut rig, 100_000)?;
+        BothWays::new(1514, 130).run(&mut rig, 100_000)?;
         let after = resident(rig.daemon.id())?;
         ensure!(after < before + 2048, "from {before} to {after} KiB");
         let start = Instant::now();

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tapring_guest::traffic::Verifier;
-use tapring_guest::{DriverRing, F_EVENT_IDX, GuestConfig, Random, TxQueue, Until, Woken};
-use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, Wire, cases};
+use tapring_guest::{DriverRing, GuestConfig, Random, TxQueue, Until, Woken};
+use tapring_tests::{Mode, Need, Rig, TO_GUEST, TO_HOST, cases};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 
@@ -17,13 +17,6 @@ const NEEDS: &[Need] = &[Need::Root, Need::Tun];
 const OWED: Duration = Duration::from_secs(5);
 
 const STARTS: [u16; 5] = [0, 32_767, 32_768, 65_500, 65_535];
-
-fn drain(wire: &mut Wire, verifier: &mut Verifier) -> Result<()> {
-    while let Some(frame) = wire.try_receive()? {
-        verifier.frame(frame);
-    }
-    Ok(())
-}
 
 /// Waits until the device has returned everything, without a kick; says how long nothing moved at most.
 fn wait_used(tx: &TxQueue) -> Result<()> {
@@ -68,10 +61,10 @@ fn hang_hunt(rig: &mut Rig, random: &mut Random, until: Instant) -> Result<()> {
             1 => wait_used(&rig.tx)?,
             _ => thread::sleep(Duration::from_micros(random.between(0, 300) as u64)),
         }
-        drain(&mut rig.wire, &mut verifier)?;
+        rig.wire.drain(&mut verifier)?;
     }
     wait_used(&rig.tx)?;
-    drain(&mut rig.wire, &mut verifier)?;
+    rig.wire.drain(&mut verifier)?;
     let report = verifier.report(next);
     ensure!(report.is_perfect(), "{report:?}");
     Ok(())
@@ -107,7 +100,7 @@ fn hunt(mode: Mode, event_idx: bool) -> Result<()> {
         rig.tx.collect()?;
     }
     rig.ensure_tx_whole()?;
-    ensure_counted(&mut rig)
+    rig.ensure_counted()
 }
 
 #[test]
@@ -118,32 +111,6 @@ fn no_wake_up_is_lost() {
         Mode::with(&[true, false]),
         |(mode, event_idx)| hunt(mode, event_idx),
     );
-}
-
-/// What the daemon counted is what the guest counted.
-fn ensure_counted(rig: &mut Rig) -> Result<()> {
-    let (tx, rx) = (rig.tx.counters(), rig.rx.counters());
-    for (direction, counted) in [("tx", tx), ("rx", rx)] {
-        let label = format!("direction=\"{direction}\"");
-        let ensure = |name: &str, value: u64| {
-            #[allow(clippy::cast_precision_loss)] // far below 2^53
-            rig.daemon.wait_metric(name, &[&label], value as f64)
-        };
-        ensure("tapring_packets_total", counted.frames)?;
-        ensure("tapring_bytes_total", counted.bytes)?;
-        if rig.guest.features() & F_EVENT_IDX != 0 {
-            // Without it a driver may kick again before the flag is off, and such kicks coalesce.
-            ensure("tapring_kicks_total", counted.kicks_sent)?;
-        }
-        let calls = rig.metric("tapring_calls_total", &[&label])?;
-        // The one for a new call descriptor, with which a ring starts, is not of the ring.
-        ensure!(
-            (calls..=calls + 1.0).contains(&(counted.calls as f64)),
-            "{} calls, {calls} counted",
-            counted.calls
-        );
-    }
-    Ok(())
 }
 
 /// Rounds after which a ring is stopped and started again, with the used_event of before left in place.
@@ -204,7 +171,7 @@ fn calls_tx(mode: Mode, start: u16, rounds: u64) -> Result<()> {
             rig.tx.collect()? == usize::from(frames),
             "not all came back"
         );
-        drain(&mut rig.wire, &mut verifier)?;
+        rig.wire.drain(&mut verifier)?;
         if round % RESTART == 0 {
             rig.guest.restart(1)?;
         }
@@ -284,17 +251,17 @@ fn full_ring(words: &str, configure: impl FnOnce(&mut GuestConfig)) -> Result<()
             bail!("no call for a full ring after {next} frames");
         }
         rig.tx.collect()?;
-        drain(&mut rig.wire, &mut verifier)?;
+        rig.wire.drain(&mut verifier)?;
     }
     rig.ensure_tx_whole()?;
-    drain(&mut rig.wire, &mut verifier)?;
+    rig.wire.drain(&mut verifier)?;
     ensure!(
         verifier.report(next).is_perfect(),
         "{:?}",
         verifier.report(next)
     );
     rig.ensure_alive()?;
-    ensure_counted(&mut rig)
+    rig.ensure_counted()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{GuestConfig, Resume, Until};
-use tapring_tests::{Bottleneck, Mode, Need, Net, Rig, TO_GUEST, TO_HOST, Wire, cases, until};
+use tapring_tests::{Bottleneck, Mode, Need, TO_GUEST, TO_HOST, Wire, cases, until};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -20,59 +20,19 @@ const NEEDS: &[Need] = &[
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A rig whose wire is the far end of a bottleneck.
-fn rig(mode: Mode, configure: impl FnOnce(&mut GuestConfig)) -> Result<(Rig, Bottleneck)> {
-    let net = Net::enter()?;
-    let bottleneck = Bottleneck::make(&net)?;
-    let mut rig = Rig::start_in(net, mode.words(), configure)?;
-    rig.wire = Wire::on(Bottleneck::EXIT)?;
-    Ok((rig, bottleneck))
-}
-
-/// Takes all that has come out, in order.
-fn drain(rig: &mut Rig, verifier: &mut Verifier) -> Result<()> {
-    while let Some(frame) = rig.wire.try_receive()? {
-        verifier.frame(frame);
-    }
-    Ok(())
-}
-
-/// Fills the ring with frames from number `next` on, and kicks if that is asked for.
-fn fill(rig: &mut Rig, next: &mut u64, end: u64, bytes: usize) -> Result<()> {
-    rig.tx.collect()?;
-    while *next < end && rig.tx.send(&TO_HOST.build(*next, bytes)).is_ok() {
-        *next += 1;
-    }
-    rig.tx.kick_if_needed();
-    Ok(())
-}
-
-/// Waits until `frames` have come out of the bottleneck and all chains are back, without any kick.
-fn ensure_all_leave(rig: &mut Rig, verifier: &mut Verifier, frames: u64) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while verifier.report(frames).lost > 0 && Instant::now() < deadline {
-        if let Some(frame) = rig.wire.receive(Duration::from_millis(50))? {
-            verifier.frame(frame);
-        }
-    }
-    let report = verifier.report(frames);
-    ensure!(report.is_perfect(), "{report:?}\n{}", rig.daemon.tail());
-    rig.ensure_tx_whole()
-}
-
 /// B25, B35: frames wait in the ring while the tap is full; what the host sends goes on arriving; after the release all leave
 /// in order without a kick.
 fn waits_and_leaves_in_order(mode: Mode, total: u64, stopped: bool) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |_| ())?;
+    let (mut rig, bottleneck) = Bottleneck::rig(mode.words(), |_| ())?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     bottleneck.close()?;
     until(LIMIT, "the tap to be full", || {
-        fill(&mut rig, &mut next, total, 1000).ok()?;
+        rig.fill(&mut next, total, 1000).ok()?;
         let blocked = rig.metric("tapring_blocked_total", &["reason=\"tap_full\""]);
         (blocked.ok()? > 0.0).then_some(())
     })?;
-    fill(&mut rig, &mut next, total, 1000)?;
+    rig.fill(&mut next, total, 1000)?;
     let kicks = rig.tx.counters().kicks_sent;
 
     let host = Wire::on("t0")?;
@@ -98,13 +58,13 @@ fn waits_and_leaves_in_order(mode: Mode, total: u64, stopped: bool) -> Result<()
         thread::sleep(Duration::from_millis(300));
         rig.daemon.signal(Signal::SIGCONT)?;
     }
-    ensure_all_leave(&mut rig, &mut verifier, next)?;
+    rig.ensure_all_leave(&mut verifier, next)?;
     ensure!(rig.tx.counters().kicks_sent == kicks, "it took a kick");
     while next < total {
-        fill(&mut rig, &mut next, total, 1000)?;
-        drain(&mut rig, &mut verifier)?;
+        rig.fill(&mut next, total, 1000)?;
+        rig.wire.drain(&mut verifier)?;
     }
-    ensure_all_leave(&mut rig, &mut verifier, total)
+    rig.ensure_all_leave(&mut verifier, total)
 }
 
 #[test]
@@ -119,7 +79,7 @@ fn frames_wait_while_the_tap_is_full_and_then_leave_in_order() {
 
 /// One frame more than the tap takes, and then nothing: that one must not be stranded.
 fn last_frame(mode: Mode) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |_| ())?;
+    let (mut rig, bottleneck) = Bottleneck::rig(mode.words(), |_| ())?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     bottleneck.close()?;
@@ -127,7 +87,7 @@ fn last_frame(mode: Mode) -> Result<()> {
         rig.tx.collect().ok()?;
         if rig.tx.ring().outstanding() == 0 {
             let end = next + 1;
-            fill(&mut rig, &mut next, end, 1000).ok()?;
+            rig.fill(&mut next, end, 1000).ok()?;
         }
         rig.tx
             .wait_for_call(Until::Next, Duration::from_millis(50))
@@ -137,7 +97,7 @@ fn last_frame(mode: Mode) -> Result<()> {
     })?;
     let kicks = rig.tx.counters().kicks_sent;
     bottleneck.open()?;
-    ensure_all_leave(&mut rig, &mut verifier, next)?;
+    rig.ensure_all_leave(&mut verifier, next)?;
     ensure!(rig.tx.counters().kicks_sent == kicks, "it took a kick");
     Ok(())
 }
@@ -149,7 +109,8 @@ fn a_single_frame_left_behind_leaves_without_a_kick() {
 
 /// The bottleneck opens and closes while frames go through.
 fn toggled(mode: Mode, event_idx: bool) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |config| config.event_idx = event_idx)?;
+    let (mut rig, bottleneck) =
+        Bottleneck::rig(mode.words(), |config| config.event_idx = event_idx)?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     for _ in 0..6 {
@@ -158,14 +119,14 @@ fn toggled(mode: Mode, event_idx: bool) -> Result<()> {
         while Instant::now() < closed {
             let end = next + 1 + next % 100;
             let bytes = 60 + (next as usize * 37) % 1400;
-            fill(&mut rig, &mut next, end, bytes)?;
-            drain(&mut rig, &mut verifier)?;
+            rig.fill(&mut next, end, bytes)?;
+            rig.wire.drain(&mut verifier)?;
         }
         bottleneck.open()?;
         let mut before = Instant::now();
         let mut used = rig.tx.ring().used_index();
         while rig.tx.ring().used_index() != rig.tx.ring().avail_index() {
-            drain(&mut rig, &mut verifier)?;
+            rig.wire.drain(&mut verifier)?;
             if used != rig.tx.ring().used_index() {
                 used = rig.tx.ring().used_index();
                 before = Instant::now();
@@ -177,7 +138,8 @@ fn toggled(mode: Mode, event_idx: bool) -> Result<()> {
             );
         }
     }
-    ensure_all_leave(&mut rig, &mut verifier, next).context(format!("after {next} frames"))?;
+    rig.ensure_all_leave(&mut verifier, next)
+        .context(format!("after {next} frames"))?;
     Ok(())
 }
 
@@ -194,7 +156,7 @@ const BATCH: u64 = 64;
 /// B35: a bottleneck that empties as fast as the daemon fills it, so that the tap turns full and takes frames again in the
 /// middle of a batch.
 fn fast_bottleneck(mode: Mode) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |_| ())?;
+    let (mut rig, bottleneck) = Bottleneck::rig(mode.words(), |_| ())?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     bottleneck.limit("400mbit")?;
@@ -203,13 +165,13 @@ fn fast_bottleneck(mode: Mode) -> Result<()> {
     while Instant::now() < end {
         let more = next + 300;
         let bytes = 60 + (next as usize * 97) % 1400;
-        fill(&mut rig, &mut next, more, bytes)?;
-        drain(&mut rig, &mut verifier)?;
+        rig.fill(&mut next, more, bytes)?;
+        rig.wire.drain(&mut verifier)?;
     }
     rig.ensure_tx_whole()?;
     let deadline = Instant::now() + LIMIT;
     while verifier.report(next).lost > 0 && Instant::now() < deadline {
-        drain(&mut rig, &mut verifier)?;
+        rig.wire.drain(&mut verifier)?;
     }
     let report = verifier.report(next);
     ensure!(
@@ -227,12 +189,13 @@ fn a_tap_that_is_full_time_and_again_keeps_the_order() {
 
 /// What a VMM may do to a ring whose frames wait for the tap.
 fn interfered(mode: Mode) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |config| config.memory_bytes = 4 << 20)?;
+    let (mut rig, bottleneck) =
+        Bottleneck::rig(mode.words(), |config| config.memory_bytes = 4 << 20)?;
     let mut verifier = Verifier::new(TO_HOST);
     let mut next = 0;
     bottleneck.close()?;
     until(LIMIT, "the tap to be full", || {
-        fill(&mut rig, &mut next, 1000, 1000).ok()?;
+        rig.fill(&mut next, 1000, 1000).ok()?;
         let blocked = rig.metric("tapring_blocked_total", &["reason=\"tap_full\""]);
         (blocked.ok()? > 0.0).then_some(())
     })?;
@@ -255,7 +218,7 @@ fn interfered(mode: Mode) -> Result<()> {
         rig.guest.set_enable(1, true)?;
     }
     bottleneck.open()?;
-    ensure_all_leave(&mut rig, &mut verifier, next)
+    rig.ensure_all_leave(&mut verifier, next)
 }
 
 #[test]
@@ -265,10 +228,10 @@ fn a_ring_that_waits_for_the_tap_can_be_stopped() {
 
 /// B23: the same head again and again while its frame waits. One completion for each entry.
 fn duplicates(mode: Mode) -> Result<()> {
-    let (mut rig, bottleneck) = rig(mode, |_| ())?;
+    let (mut rig, bottleneck) = Bottleneck::rig(mode.words(), |_| ())?;
     bottleneck.close()?;
     let mut next = 0;
-    fill(&mut rig, &mut next, 40, 1000)?;
+    rig.fill(&mut next, 40, 1000)?;
     let ring = rig.tx.ring_mut();
     let mut index = ring.avail_index();
     for repeats in [2, 3, 64, 64] {

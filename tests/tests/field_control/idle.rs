@@ -5,36 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tapring_guest::{Guest, GuestConfig};
-use tapring_tests::{Daemon, DaemonOptions, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario};
+use tapring_tests::{
+    Daemon, DaemonOptions, Effort, Net, Rig, TO_GUEST, TO_HOST, Wire, ensure_idle, ensure_share,
+    scenario,
+};
 
 use crate::NEEDS;
-use crate::vitals::Effort;
 
 const SOON: Duration = Duration::from_secs(2);
-
-/// How long idleness is watched, and what of a CPU it may take: 2 %.
-const IDLE: Duration = Duration::from_millis(600);
-
-const IDLE_SHARE: u32 = 50;
-
-/// What of a CPU the daemon takes while nothing happens.
-fn ensure_idle(daemon: &Daemon, what: &str) -> Result<()> {
-    ensure_share(daemon, what, IDLE / IDLE_SHARE)
-}
-
-fn ensure_share(daemon: &Daemon, what: &str, most: Duration) -> Result<()> {
-    // Until a polling thread has gone to sleep.
-    thread::sleep(Duration::from_millis(100));
-    let before = Effort::of(daemon.id())?;
-    thread::sleep(IDLE);
-    let cost = Effort::of(daemon.id())?.since(before);
-    ensure!(
-        cost.cpu < most,
-        "{what}: {cost:?} in {IDLE:?}\n{}",
-        daemon.tail()
-    );
-    Ok(())
-}
 
 fn flood_guest(wire: &Wire, frames: u64) -> Result<()> {
     (0..frames).try_for_each(|sequence| wire.send(&TO_GUEST.build(sequence, 100)))
@@ -85,7 +63,7 @@ fn b51_starving_is_cheap() {
             rig.wire.send(&TO_GUEST.build(sequence, 1000))?;
         }
         // Ten looks a second, each of which keeps a polling thread awake for a while.
-        ensure_share(&rig.daemon, "frames of five chains for three", IDLE / 10)?;
+        ensure_share(&rig.daemon, "frames of five chains for three", 10)?;
         rig.rx.post_at_most(u16::MAX);
         rig.rx.refill();
         ensure!(rig.receive(SOON)?.is_some(), "the frames that were left");

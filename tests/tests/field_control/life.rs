@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tapring_guest::{Guest, GuestConfig, Pair, Random};
-use tapring_tests::{Daemon, DaemonOptions, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario, until};
+use tapring_tests::{
+    Daemon, DaemonOptions, Effort, Net, Rig, TO_GUEST, TO_HOST, Vitals, Wire, scenario, until,
+};
 
 use crate::NEEDS;
 use crate::mini::{MRG_RXBUF, MiniGuest, RX, TX, VERSION_1};
 use crate::raw::{NEED_REPLY, RawFrontend, VERSION, request};
-use crate::vitals::{Effort, Vitals};
 
 const SOON: Duration = Duration::from_secs(2);
 

@@ -23,7 +23,6 @@ mod refused;
 mod rings;
 mod socket;
 mod tap;
-mod vitals;
 mod watch;
 
 use tapring_tests::Need;

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tapring_guest::{DESC_WRITE, Descriptor, RAW, RxQueue, TxQueue, Until, Woken};
-use tapring_tests::{Rig, TO_GUEST, TO_HOST, Wire, scenario, until};
+use tapring_tests::{Rig, TO_GUEST, TO_HOST, Vitals, Wire, scenario, until};
 
 use crate::NEEDS;
 use crate::mini::region;
 use crate::raw::{NEED_REPLY, RawFrontend, VERSION, request, ring_state};
-use crate::vitals::Vitals;
 
 const SOON: Duration = Duration::from_secs(2);
 const PLUGGED: u64 = 1 << 32;

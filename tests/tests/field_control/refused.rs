@@ -7,12 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::Resume;
-use tapring_tests::{Rig, scenario};
+use tapring_tests::{Rig, Vitals, scenario};
 
 use crate::NEEDS;
 use crate::mini::{PROTOCOL, VERSION_1};
 use crate::raw::{Answer, NEED_REPLY, RawFrontend, VERSION, message, request, ring_state};
-use crate::vitals::Vitals;
 
 const SOON: Duration = Duration::from_secs(2);
 

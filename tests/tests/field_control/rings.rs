@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::{Guest, GuestConfig, Pair, Resume, Until, Woken};
-use tapring_tests::{Daemon, DaemonOptions, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario, until};
+use tapring_tests::{
+    Daemon, DaemonOptions, Effort, Net, Rig, TO_GUEST, TO_HOST, Wire, scenario, until,
+};
 
 use crate::NEEDS;
 use crate::raw::{NEED_REPLY, RawFrontend, VERSION, request, ring_state};
@@ -344,12 +346,12 @@ fn b41_a_spoilt_avail_index_breaks_that_ring_until_its_restart() {
             rig.tx.ring_mut().kick();
             rig.daemon
                 .wait_metric("tapring_blocked_total", &broken, (round + 1) as f64)?;
-            let before = crate::vitals::Effort::of(rig.daemon.id())?;
+            let before = Effort::of(rig.daemon.id())?;
             for _ in 0..20 {
                 rig.tx.ring_mut().kick();
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let cost = crate::vitals::Effort::of(rig.daemon.id())?.since(before);
+            let cost = Effort::of(rig.daemon.id())?.since(before);
             ensure!(cost.cpu < Duration::from_millis(60), "it spins: {cost:?}");
             // The other ring goes on.
             rig.rx.refill();

@@ -9,12 +9,11 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::{Guest, GuestConfig};
 use tapring_tests::{
-    Daemon, DaemonOptions, Home, METRICS, Need, Net, Process, Rig, TO_GUEST, TO_HOST, USER, Wire,
-    as_user, ensure_refused, scenario, until, with_tun_mode,
+    Daemon, DaemonOptions, Effort, Home, METRICS, Need, Net, Process, Rig, TO_GUEST, TO_HOST, USER,
+    Vitals, Wire, as_user, ensure_refused, scenario, until, with_tun_mode,
 };
 
 use crate::NEEDS;
-use crate::vitals::{Effort, Vitals};
 
 const SOON: Duration = Duration::from_secs(2);
 
