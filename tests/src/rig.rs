@@ -275,7 +275,7 @@ impl Rig {
         self.ensure_tx_whole()
     }
 
-    /// Sends `total` frames of all sizes to the guest, up to [`FLOOD_WINDOW`] ahead of what it has received: all come, in order.
+    /// Sends `total` frames of all sizes to the guest, at most 500 ahead of what it has received: all come, in order.
     ///
     /// # Errors
     /// When nothing comes for five seconds, or not all comes in order.
