@@ -123,3 +123,143 @@ fn line_of(text: &str, error: &TomlError) -> usize {
     let before = error.span().and_then(|span| text.get(..span.start));
     1 + before.unwrap_or_default().matches('\n').count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tapring_queue::{Budget, BusyPoll, Policy};
+
+    fn settings(text: &str) -> Settings {
+        let options = parse(text).unwrap_or_else(|error| panic!("{text}: {error:?}"));
+        let needed = parse("socket_path = 's'\ntap = 't0'").expect("right");
+        options.over(needed).settings().expect(text)
+    }
+
+    #[test]
+    fn numbers_and_truths_need_no_quotes_and_may_have_them() {
+        for text in [
+            "tap = \"t0\"\nqueue_pairs = 4\ncreate_tap = true\nsocket_mode = \"660\"\n[policy]\nbusy_poll_us = 9\nrx_budget = 2",
+            "tap = 't0'\nqueue_pairs = \"4\"\ncreate_tap = \"true\"\nsocket_mode = \"0660\"\npolicy.busy_poll_us = \"9\"\npolicy.rx_budget = \"2\"",
+        ] {
+            let settings = settings(text);
+            assert_eq!((settings.queue_pairs, settings.socket.mode), (4, 0o660));
+            let policy = Policy {
+                busy_poll: BusyPoll::For(std::time::Duration::from_micros(9)),
+                rx_budget: Budget::new(2).expect("allowed"),
+                ..Policy::DEFAULT
+            };
+            assert_eq!(settings.policy, policy);
+        }
+    }
+
+    #[test]
+    fn what_the_command_line_says_goes_before() {
+        let said = parse(
+            "tap = \"t0\"\nqueue_pairs = 4\nmetrics = \"[::1]:1\"\ncreate_tap = true\n[policy]\ntx_budget = 2",
+        );
+        let given = parse(
+            "queue_pairs = 3\nmetrics = \"off\"\nsocket_path = \"s\"\ncreate_tap = false\n[policy]\nrx_budget = 3",
+        );
+        let (said, given) = (said.expect("right"), given.expect("right"));
+        let settings = given.over(said).settings().expect("complete");
+        assert_eq!((settings.tap.as_str(), settings.queue_pairs), ("t0", 3));
+        assert_eq!((settings.metrics, settings.create_tap), (None, false));
+        let budgets = [settings.policy.tx_budget, settings.policy.rx_budget];
+        assert_eq!(budgets.map(Budget::frames), [2, 3]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_one_line_with_its_number_its_key_and_what_is_allowed() {
+        for (text, line, parts) in [
+            (
+                "\ntap = \"a-name-of-16-byte\"",
+                2,
+                ["tap: ", "1 to 15 bytes"],
+            ),
+            ("tap = 3.5", 1, ["tap: ", "1 to 15 bytes"]),
+            ("socket_path = 3", 1, ["socket_path: ", "string"]),
+            ("socket_mode = \"999\"", 1, ["socket_mode: ", "octal"]),
+            (
+                "socket_group = \"no-such-group\"",
+                1,
+                ["socket_group: ", "number of a group"],
+            ),
+            ("create_tap = \"yes\"", 1, ["create_tap: ", "true or false"]),
+            ("queue_pairs = 33", 1, ["queue_pairs: ", "1 to 32"]),
+            ("queue_size = 1000", 1, ["queue_size: ", "power of two"]),
+            ("poll = \"maybe\"", 1, ["poll: ", "auto, inline or sqpoll"]),
+            ("sqpoll_cpu = -1", 1, ["sqpoll_cpu: ", "number of a CPU"]),
+            ("worker_cpus = [0]", 1, ["worker_cpus: ", "0-3,6"]),
+            ("worker_cpus = \"3-1\"", 1, ["worker_cpus: ", "0-3,6"]),
+            (
+                "queue_num = \"x\"",
+                1,
+                ["queue_num: ", "auto, pairs or rings"],
+            ),
+            ("metrics = true", 1, ["metrics: ", "127.0.0.1:9650, or off"]),
+            (
+                "[policy]\nkick_rearm = \"x\"",
+                2,
+                ["policy.kick_rearm: ", "after-completion or before-submit"],
+            ),
+            (
+                "[policy]\nbusy_poll_us = 10001",
+                2,
+                ["policy.busy_poll_us: ", "auto, or 0 to 10000"],
+            ),
+            (
+                "[policy]\n\nbusy_poll_interrupt = 1",
+                3,
+                ["policy.busy_poll_interrupt: ", "requeue or rearm"],
+            ),
+            (
+                "policy.tx_poll = true",
+                1,
+                ["policy.tx_poll: ", "on-eagain or always"],
+            ),
+            (
+                "policy = { rx_wake = 0 }",
+                1,
+                ["policy.rx_wake: ", "half, first-free, empty, or a number"],
+            ),
+            (
+                "[policy]\ntx_budget = {}",
+                2,
+                ["policy.tx_budget: ", "1 to 64"],
+            ),
+            (
+                "[policy]\nrx_budget = 65",
+                2,
+                ["policy.rx_budget: ", "1 to 64"],
+            ),
+            (
+                "[policy]\ntap = \"t0\"",
+                2,
+                ["`tap`", "`kick_rearm`, `busy_poll_us`"],
+            ),
+            (
+                "policy = [\"before-submit\"]",
+                1,
+                ["policy: ", "settings by name"],
+            ),
+            (
+                "plain_io = true",
+                1,
+                ["`plain_io`", "`socket_path`, `socket_mode`"],
+            ),
+            ("queue-pairs = 2", 1, ["`queue-pairs`", "`queue_pairs`"]),
+            ("[tap]", 1, ["tap: ", "1 to 15 bytes"]),
+            ("tap = 'a'\ntap = 'b'", 2, ["duplicate", "tap = 'b'"]),
+            ("tap = ", 1, ["quoted", "`tap =`"]),
+            ("tap", 1, ["expected `=`", "`tap`"]),
+        ] {
+            let (number, what) = parse(text).expect_err(text);
+            assert_eq!(number, line, "{text}: {what}");
+            assert!(
+                parts.iter().all(|part| what.contains(part)),
+                "{text}: {what}"
+            );
+            assert!(!what.contains('\n'), "{what}");
+        }
+    }
+}

@@ -29,7 +29,7 @@ pub(crate) struct Options {
         value_name = "PATH",
         required_unless_present = "config"
     )]
-    pub(crate) socket_path: Option<PathBuf>,
+    socket_path: Option<PathBuf>,
 
     /// Permissions of the socket, octal: a VMM of another user needs write permission [default: 0600]
     #[arg(long, value_name = "MODE", value_parser = Mode::read)]
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Name of the tap interface, 1 to 15 bytes
     #[arg(long, value_name = "NAME", value_parser = TapName::read, required_unless_present = "config")]
     #[serde(deserialize_with = "word")]
-    pub(crate) tap: Option<TapName>,
+    tap: Option<TapName>,
 
     /// Create the tap if it does not exist; it then goes with the process
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true,

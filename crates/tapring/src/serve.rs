@@ -41,6 +41,9 @@ use crate::tap_drops;
 /// Draining takes microseconds. What takes longer than this is stuck, and the process ends without it.
 const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
 
+/// For whoever asked for a change to hear that it broke the device.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// Entries of the control thread's io_uring: a handful of accepts, reads and writes of the metrics' clients. It is locked
 /// memory, of which a user may have little.
 const CONTROL_ENTRIES: u32 = 64;
@@ -236,10 +239,11 @@ fn private(path: &Path) -> SocketOptions {
 
 /// Resolves when a change of policy has found the device broken.
 async fn first_break(mut breaks: UnboundedReceiver<DeviceError>) -> ServeError {
-    match breaks.recv().await {
-        Some(error) => ServeError::Device(error),
-        None => future::pending().await,
-    }
+    let Some(error) = breaks.recv().await else {
+        return future::pending().await;
+    };
+    tokio::time::sleep(LAST_WORDS).await;
+    ServeError::Device(error)
 }
 
 /// Polls `stop` once, which catches signals from now on.

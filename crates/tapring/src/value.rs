@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 use clap::ValueEnum;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
 use serde::ser::{Serialize, Serializer};
 use tapring_io::is_tap_name;
 use tapring_queue::{Budget, BusyPoll, BusyPollInterrupt, KickRearm, RxWake, TxPoll};
@@ -24,6 +24,9 @@ use crate::settings::{MAX_QUEUE_PAIRS, Poll};
 pub(crate) trait Value: Sized {
     /// The words there are, for whoever used another.
     const ALLOWED: &'static str;
+
+    /// Whether a number needs no quotes in a file.
+    const NUMBERS: bool = true;
 
     /// Reads a word; an error says what to write instead.
     fn read(word: &str) -> Result<Self, String>;
@@ -83,7 +86,10 @@ pub(crate) struct CpuList(pub(crate) Vec<u32>);
 pub(crate) struct MetricsAddress(pub(crate) Option<SocketAddr>);
 
 impl Value for Mode {
-    const ALLOWED: &'static str = "octal permissions, such as 0660";
+    const ALLOWED: &'static str = "octal permissions, such as \"0660\"";
+
+    /// TOML's 0o660 arrives as 432.
+    const NUMBERS: bool = false;
 
     fn read(word: &str) -> Result<Self, String> {
         let mode = u32::from_str_radix(word, 8).ok();
@@ -236,11 +242,17 @@ impl<V: Value> Visitor<'_> for Word<V> {
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<V, E> {
-        self.visit_str(&number.to_string())
+        match V::NUMBERS {
+            true => self.visit_str(&number.to_string()),
+            false => Err(E::invalid_type(Unexpected::Unsigned(number), &self)),
+        }
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<V, E> {
-        self.visit_str(&number.to_string())
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_) => self.visit_str(&number.to_string()),
+        }
     }
 
     fn visit_bool<E: Error>(self, truth: bool) -> Result<V, E> {

@@ -1,7 +1,7 @@
 //! A daemon without frames: the real control plane on a real socket, pretended workers behind it.
 
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Daemon {
 
     pub(crate) fn with_pairs(pairs: u16) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let settings = settings(folder.path().join("t.sock"), pairs);
+        let settings = settings(folder.path(), pairs);
         let (stop, stopped) = oneshot::channel();
         let (worker_ends, ends) = mpsc::unbounded_channel();
         let book = Book::default();
@@ -85,6 +85,10 @@ impl Daemon {
         self.folder.path().join("t.sock")
     }
 
+    pub(crate) fn control(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
     pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect(self.path()).expect("the daemon listens")
     }
@@ -128,10 +132,10 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn settings(path: PathBuf, queue_pairs: u16) -> Settings {
+fn settings(folder: &Path, queue_pairs: u16) -> Settings {
     Settings {
         socket: SocketOptions {
-            path,
+            path: folder.join("t.sock"),
             mode: 0o600,
             group: None,
         },
@@ -145,7 +149,7 @@ fn settings(path: PathBuf, queue_pairs: u16) -> Settings {
         worker_cpus: vec![],
         queue_num: QueueNum::Auto,
         metrics: None,
-        control_socket: None,
+        control_socket: Some(folder.join("control.sock")),
         policy: Policy::DEFAULT,
     }
 }

@@ -4,6 +4,7 @@ mod bad_messages;
 mod frontend;
 mod harness;
 mod hooks;
+mod policy;
 mod sessions;
 mod transcripts;
 mod worker;
