@@ -1,14 +1,15 @@
 //! What outlives sessions: the tap's workers, and the count of sessions that keeps them apart.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tapring_metrics::Gauge;
+use tapring_metrics::{DeviceMetrics, Gauge, PolicyInfo};
 use tapring_queue::Policy;
 use thiserror::Error;
 use tracing::warn;
 
 use crate::features::Offer;
+use crate::policy::for_metrics;
 use crate::worker::command::{Command, Epoch, Reply};
 use crate::worker::handle::{WorkerError, WorkerHandle};
 
@@ -32,6 +33,7 @@ pub struct Device {
     /// What all workers have in force.
     policy: Mutex<Policy>,
     connected: Gauge,
+    shown: Arc<PolicyInfo>,
 }
 
 impl Device {
@@ -41,8 +43,9 @@ impl Device {
         workers: Vec<WorkerHandle>,
         max_ring_size: u16,
         policy: Policy,
-        connected: Gauge,
+        series: &DeviceMetrics,
     ) -> Self {
+        series.policy.set(&for_metrics(&policy));
         let pairs = u16::try_from(workers.len()).unwrap_or(u16::MAX);
         Self {
             name: name.to_owned(),
@@ -50,7 +53,8 @@ impl Device {
             offer: Offer::new(pairs, max_ring_size),
             sessions: AtomicU64::new(0),
             policy: Mutex::new(policy),
-            connected,
+            connected: series.connected.clone(),
+            shown: Arc::clone(&series.policy),
         }
     }
 
@@ -74,6 +78,7 @@ impl Device {
     pub fn set_policy(&self, policy: Policy) -> Result<(), DeviceError> {
         self.tell_all(self.epoch(), || Command::SetPolicy(policy))?;
         *self.policy_in_force() = policy;
+        self.shown.set(&for_metrics(&policy));
         Ok(())
     }
 
@@ -137,5 +142,27 @@ impl Device {
 
     fn policy_in_force(&self) -> MutexGuard<'_, Policy> {
         self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tapring_metrics::Metrics;
+    use tapring_queue::RxWake;
+
+    #[test]
+    fn the_policy_in_force_is_shown() {
+        let metrics = Metrics::new("1");
+        let device = Device::new("t0", vec![], 256, Policy::DEFAULT, &metrics.device("t0", 1));
+        assert!(metrics.render().contains("rx_wake=\"half\""));
+        let policy = Policy {
+            rx_wake: RxWake::Chains(8),
+            ..Policy::DEFAULT
+        };
+        device.set_policy(policy).expect("no worker says no");
+        assert_eq!(device.policy(), policy);
+        let text = metrics.render();
+        assert!(text.contains("rx_wake=\"8\"") && !text.contains("rx_wake=\"half\""));
     }
 }

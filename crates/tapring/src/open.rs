@@ -80,7 +80,7 @@ pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError>
     let handles = workers.iter().map(|worker| worker.handle.clone()).collect();
     let (max, policy) = (settings.max_ring_size, settings.policy);
     Ok(Opened {
-        device: Device::new(tap.name(), handles, max, policy, series.connected),
+        device: Device::new(tap.name(), handles, max, policy, &series),
         ends,
         tap_dropped: series.tap_dropped,
         keep: Keep {

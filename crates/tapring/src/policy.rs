@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::Args;
 use serde::{Deserialize, Serialize, Serializer};
+use tapring_metrics::PolicyWords;
 use tapring_queue::{Budget, BusyPoll, BusyPollInterrupt, KickRearm, Policy, RxWake, TxPoll};
 
 use crate::value::{Value, show, word};
@@ -16,7 +17,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "WHEN", value_parser = KickRearm::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub kick_rearm: Option<KickRearm>,
@@ -25,7 +26,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "N|auto", value_parser = BusyPoll::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub busy_poll_us: Option<BusyPoll>,
@@ -34,7 +35,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "WHAT", value_parser = BusyPollInterrupt::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub busy_poll_interrupt: Option<BusyPollInterrupt>,
@@ -43,7 +44,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "WHEN", value_parser = TxPoll::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub tx_poll: Option<TxPoll>,
@@ -53,7 +54,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "WHEN|N", value_parser = RxWake::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub rx_wake: Option<RxWake>,
@@ -62,7 +63,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "N", value_parser = Budget::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub tx_budget: Option<Budget>,
@@ -71,7 +72,7 @@ pub struct PolicyChange {
     #[arg(long, value_name = "N", value_parser = Budget::read)]
     #[serde(
         deserialize_with = "word",
-        serialize_with = "shown",
+        serialize_with = "setting",
         skip_serializing_if = "Option::is_none"
     )]
     pub rx_budget: Option<Budget>,
@@ -166,6 +167,19 @@ impl fmt::Display for Lines {
     }
 }
 
+/// A policy for `/metrics`.
+pub(crate) fn for_metrics(policy: &Policy) -> PolicyWords {
+    PolicyWords {
+        kick_rearm: policy.kick_rearm.to_string(),
+        busy_poll_us: policy.busy_poll.to_string(),
+        busy_poll_interrupt: policy.busy_poll_interrupt.to_string(),
+        tx_poll: policy.tx_poll.to_string(),
+        rx_wake: policy.rx_wake.to_string(),
+        tx_budget: policy.tx_budget.to_string(),
+        rx_budget: policy.rx_budget.to_string(),
+    }
+}
+
 /// The settings by name, each by the word for it.
 fn words(policy: &Policy) -> [(&'static str, String); 7] {
     [
@@ -182,9 +196,53 @@ fn words(policy: &Policy) -> [(&'static str, String); 7] {
     ]
 }
 
-fn shown<S: Serializer>(setting: &Option<impl fmt::Display>, to: S) -> Result<S::Ok, S::Error> {
+fn setting<S: Serializer>(setting: &Option<impl fmt::Display>, to: S) -> Result<S::Ok, S::Error> {
     match setting {
         Some(setting) => show(setting, to),
         None => to.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OTHERWISE: Policy = Policy {
+        kick_rearm: KickRearm::BeforeSubmit,
+        busy_poll: BusyPoll::Auto,
+        rx_wake: RxWake::Chains(8),
+        ..Policy::DEFAULT
+    };
+
+    #[test]
+    fn a_change_touches_what_it_names() {
+        let change = PolicyChange {
+            rx_wake: Some(RxWake::Empty),
+            ..PolicyChange::default()
+        };
+        let changed = change.applied_to(OTHERWISE);
+        assert_eq!(changed.rx_wake, RxWake::Empty);
+        assert_eq!(changed.kick_rearm, KickRearm::BeforeSubmit);
+        let all = PolicyChange::from(OTHERWISE);
+        assert_eq!(all.applied_to(Policy::DEFAULT), OTHERWISE);
+        assert_eq!(change.over(&all).applied_to(Policy::DEFAULT), changed);
+        assert!(PolicyChange::default().is_empty() && !change.is_empty());
+    }
+
+    #[test]
+    fn a_difference_names_what_changed() {
+        let difference = |from, to| Difference { from, to }.to_string();
+        assert_eq!(difference(OTHERWISE, OTHERWISE), "");
+        assert_eq!(
+            difference(Policy::DEFAULT, OTHERWISE),
+            "kick_rearm from after-completion to before-submit, busy_poll_us from 0 to auto, rx_wake from half to 8"
+        );
+    }
+
+    #[test]
+    fn the_lines_are_those_of_a_file() {
+        let text = Lines(OTHERWISE).to_string();
+        let read: PolicyChange = toml::from_str(&text).expect("TOML");
+        assert_eq!(read, PolicyChange::from(OTHERWISE));
     }
 }

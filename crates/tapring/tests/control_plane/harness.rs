@@ -56,7 +56,7 @@ impl Daemon {
                             workers,
                             MAX_RING,
                             settings.policy,
-                            series.connected,
+                            &series,
                         ),
                         ends,
                         tap_dropped: series.tap_dropped,
