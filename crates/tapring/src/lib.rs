@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!                    control thread (tokio-uring)
-//!   VMM ── socket ── supervisor ── /metrics ── signals
+//!   VMM ── socket ── supervisor ── /metrics ── control ── signals
 //!                        │ one at a time
 //!                    session thread ── adapter ── vhost-user-backend (its own thread)
 //!                                                     │ ring object: one command a transition

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use tapring::cli::{self, Cli};
-use tapring::config::Source;
+use tapring::config::{ConfigError, Source};
 use tapring::settings::Settings;
 
 fn file(name: &str) -> PathBuf {
@@ -16,29 +16,78 @@ fn text(name: &str) -> String {
     fs::read_to_string(file(name)).expect(name)
 }
 
-/// The settings of a command line that begins with `tapring`.
-fn settings(words: &str) -> Settings {
+/// Where the settings of a command line that begins with `tapring` come from.
+fn source(words: &str) -> Source {
     match Cli::from_words(words.split_whitespace()) {
         Ok(Cli {
             command: cli::Command::Serve(arguments),
-        }) => Source::from(arguments).read().expect(words),
+        }) => Source::from(arguments),
         other => panic!("{words}: {other:?}"),
     }
 }
 
+fn settings(words: &str) -> Settings {
+    source(words).read().expect(words)
+}
+
+/// The settings of a file with this text.
+fn settings_of(text: &str) -> Result<Settings, ConfigError> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    fs::write(&file, text).expect("written");
+    source(&format!("tapring serve --config {}", file.path().display())).read()
+}
+
+/// The lines of the example that say something, those that are commented out included.
+fn keys() -> Vec<String> {
+    let text = text("tapring.toml");
+    let lines = text.lines().map(|line| line.trim_start_matches('#'));
+    let said = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    said.map(str::to_owned).collect()
+}
+
 #[test]
-fn the_unit_starts_the_daemon() {
-    let unit = text("tapring@.service").replace("%i", "tap0");
-    let command = unit
-        .lines()
-        .find_map(|line| line.strip_prefix("ExecStart=/usr/bin/"));
-    let settings = settings(command.expect("a command"));
-    assert_eq!(settings.tap, "tap0");
-    assert_eq!(
-        settings.socket.path,
-        PathBuf::from("/run/tapring/tap0.sock")
-    );
+fn the_unit_starts_the_daemon_with_the_example() {
+    let example = file("tapring.toml").display().to_string();
+    let unit = text("tapring@.service").replace("%i", "tap1");
+    let line = |start| unit.lines().find_map(|line| line.strip_prefix(start));
+    let command = line("ExecStart=/usr/bin/").expect("a command");
+    let settings = settings(&command.replace("/etc/tapring/tap1.toml", &example));
+    assert_eq!(settings.tap, "tap1");
+    let folder = format!("/run/{}", line("RuntimeDirectory=").expect("a folder"));
+    let at = |name| PathBuf::from(&folder).join(name);
+    assert_eq!(settings.socket.path, at("tap1.sock"));
+    assert_eq!(settings.control_socket, Some(at("tap1.control")));
     assert_eq!(settings.socket.mode, 0o660);
+    assert_eq!(line("ExecReload="), Some("/bin/kill -HUP $MAINPID"));
+}
+
+#[test]
+fn the_example_says_the_defaults() {
+    let example = settings_of(&text("tapring.toml")).expect("right");
+    let defaults = settings("tapring serve --socket-path /run/tapring/tap0.sock --tap tap0");
+    assert_eq!(format!("{example:?}"), format!("{defaults:?}"));
+}
+
+#[test]
+fn the_example_has_every_key() {
+    let unknown = |text| settings_of(text).expect_err("no key").to_string();
+    let names = unknown("key = 0") + &unknown("[policy]\nkey = 0");
+    let names = names.split('`').skip(1).step_by(2);
+    let names = names.filter(|name| !["key", "policy"].contains(name));
+    let keys = keys();
+    assert_eq!(names.clone().count(), keys.len());
+    for name in names {
+        let said = keys
+            .iter()
+            .filter(|line| line.starts_with(&format!("{name} = ")));
+        assert_eq!(said.count(), 1, "{name}");
+    }
+    // What is commented out is right too.
+    let table = keys.iter().position(|line| line.starts_with("kick_rearm"));
+    let mut lines = keys.clone();
+    lines.insert(table.expect("there"), "[policy]".to_owned());
+    let all = settings_of(&lines.join("\n").replace("kvm", "root")).expect("right");
+    assert!(all.control_socket.is_some() && all.polls_in_kernel());
 }
 
 #[test]
