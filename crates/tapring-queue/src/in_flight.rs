@@ -57,10 +57,6 @@ impl InFlight {
         BATCH - self.len
     }
 
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// The caller checked that there is room.
     #[inline]
     pub(crate) const fn push(&mut self, entry: Entry) {

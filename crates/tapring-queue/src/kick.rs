@@ -13,8 +13,9 @@
 //! | --------------------------- | --------------------- | -------------- | --------------------- |
 //! | `Empty`                     | `Draining`            | off            | once a turn, and at the door |
 //! | `BudgetSpent`               | `Requeued(Budget)`    | off            | next turn             |
+//! | `Interrupted`               | `Requeued(Interrupted)` | off          | next turn             |
 //! | `TapFull`                   | `Blocked(TapFull)`    | off            | when POLLOUT fires    |
-//! | `NoGuestBuffers`            | `Starved`             | at a threshold | by that kick or timer |
+//! | `NoGuestBuffers`            | `Draining`, short of chains | off      | once a turn, and at the door |
 //! | `Disabled`                  | `Blocked(Disabled)`   | off            | when enabled          |
 //! | `MemoryFault`               | `Blocked(MemoryFault)`| off            | new memory, new ring  |
 //! | `Broken`                    | `Blocked(Broken)`     | off            | when set up again     |
@@ -25,25 +26,37 @@
 //!
 //! | state at the door   | the door                                                           |
 //! | ------------------- | ------------------------------------------------------------------ |
+//! | `Requeued`          | no sleep: there is work                                             |
+//! | `Draining`, dry for less than its poll | `BusyPoll`: no sleep, memory is watched until the poll's deadline |
 //! | `Draining`, TX      | arms: ask for a kick, full fence, look once more. Found a chain: kicks off, `Requeued(Found)`, no sleep. Else `Armed` |
 //! | `Draining`, RX      | `Waiting`: POLL on the tap is armed in the entry to sleep           |
-//! | `Requeued`          | no sleep: there is work                                             |
+//! | `Draining`, RX, short of chains | asks for a kick at the threshold, fence, look: `Starved`, or enough: `Requeued(Found)` |
 //! | `InFlight`          | waits for the completions only                                      |
 //! | all others          | may sleep: an event of their own brings them back                   |
 //!
-//! Everything that brings a ring back (start, enable, new memory) makes it `Requeued`, so it is
-//! looked at before it can be armed. A kick that arrives while asleep always leads to a look,
-//! even where an earlier look already found the chain: eventfds coalesce, and the kick that is
-//! swallowed as expected may stand for two. In any other state a kick is discarded, for a look
-//! precedes sleep anyway.
+//! Everything that brings a ring back (start, enable, new memory, a new policy) makes it
+//! `Requeued`, so it is looked at before it can be armed. A kick that arrives while asleep always
+//! leads to a look, even where an earlier look already found the chain: eventfds coalesce, and the
+//! kick that is swallowed as expected may stand for two. In any other state a kick is discarded,
+//! for a look precedes sleep anyway. Awake for any reason, the worker turns the kicks of an `Armed`
+//! transmitq off again: it looks once a turn, and each acknowledgement of a stream the guest
+//! receives would kick.
 //!
 //! Whether kicks are on is state of the ring (`Virtqueue::kicks_on`), written when it changes and
-//! never derived from anything else.
+//! never derived from anything else, a policy least of all: policies change while batches are in
+//! flight. A policy is read when a drain begins or a poll ends, and nowhere else.
 //!
-//! `BusyPoll` of the design is not here yet; it becomes a state beside `Draining`.
+//! # The old ways
+//!
+//! Two policies ask for kicks while the worker is awake, as vhost-net did; they are here to be
+//! measured. `kick_rearm = before-submit` arms as soon as a drain has seen the ring empty, with its
+//! batch still to be sent: `ArmedInFlight`, from which a completion leads to `Armed` without a look
+//! (a chain that came since has kicked), and a kick back to `InFlight`. `busy_poll_interrupt =
+//! rearm` arms when other work ends a busy poll. Both are right, in that no wake-up is lost; their
+//! fault is the kicks.
 
 /// Where a virtqueue stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
     #[default]
     /// Not started, or drained for GET_VRING_BASE.
@@ -62,11 +75,15 @@ pub enum State {
     Starved,
     /// Cannot progress by trying again.
     Blocked(Block),
+    /// Dry, and watched for a while before anything sleeps.
+    BusyPoll,
+    /// TX only, the old way: a batch is with the kernel and kicks are on.
+    ArmedInFlight,
 }
 
 impl State {
     /// The label values of [`Self::index`].
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 10] = [
         "stopped",
         "armed",
         "draining",
@@ -75,6 +92,8 @@ impl State {
         "waiting",
         "starved",
         "blocked",
+        "busy_poll",
+        "armed_in_flight",
     ];
 
     /// Position in [`Self::NAMES`].
@@ -88,6 +107,8 @@ impl State {
             Self::Waiting => 5,
             Self::Starved => 6,
             Self::Blocked(_) => 7,
+            Self::BusyPoll => 8,
+            Self::ArmedInFlight => 9,
         }
     }
 
@@ -95,10 +116,20 @@ impl State {
     pub(crate) const fn runnable(self) -> bool {
         matches!(self, Self::Draining | Self::Requeued(_))
     }
+
+    /// Whether the ring is in service: neither out of it nor kept from it.
+    pub(crate) const fn running(self) -> bool {
+        !matches!(self, Self::Stopped | Self::Blocked(_))
+    }
+
+    /// Whether a batch is with the kernel.
+    pub(crate) const fn in_flight(self) -> bool {
+        matches!(self, Self::InFlight | Self::ArmedInFlight)
+    }
 }
 
 /// Why a ring has to be looked at again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Requeue {
     /// SET_VRING_KICK started it; chains may have been there before.
     Started,
@@ -110,15 +141,27 @@ pub enum Requeue {
     Found,
     /// It had its share of this turn.
     Budget,
+    /// Its busy poll was ended by other work.
+    Interrupted,
+    /// The policy is new.
+    NewPolicy,
 }
 
 impl Requeue {
     /// The label values, in order.
-    pub const NAMES: [&'static str; 5] = ["started", "enabled", "new_memory", "found", "budget"];
+    pub const NAMES: [&'static str; 7] = [
+        "started",
+        "enabled",
+        "new_memory",
+        "found",
+        "budget",
+        "interrupted",
+        "new_policy",
+    ];
 }
 
 /// What a ring that cannot progress is waiting for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Block {
     /// The tap takes no more; POLLOUT is armed.
     TapFull,
@@ -142,6 +185,8 @@ pub enum DrainEnd {
     Empty,
     /// More to do, but the other ring comes first.
     BudgetSpent,
+    /// Nothing to do yet, but other work came before the end of its busy poll.
+    Interrupted,
     /// The tap took no more.
     TapFull,
     /// The guest has too few chains for the frame.
@@ -160,10 +205,11 @@ impl DrainEnd {
     /// The first table above.
     pub const fn state(self) -> State {
         match self {
-            Self::Empty => State::Draining,
+            // Whether a ring is short of chains is not the state's business: `RxQueue::starving`.
+            Self::Empty | Self::NoGuestBuffers => State::Draining,
             Self::BudgetSpent => State::Requeued(Requeue::Budget),
+            Self::Interrupted => State::Requeued(Requeue::Interrupted),
             Self::TapFull => State::Blocked(Block::TapFull),
-            Self::NoGuestBuffers => State::Starved,
             Self::Disabled => State::Blocked(Block::Disabled),
             Self::MemoryFault => State::Blocked(Block::MemoryFault),
             Self::Broken => State::Blocked(Block::Broken),
@@ -175,7 +221,7 @@ impl DrainEnd {
 /// What the door to sleep does with a ring: the second table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtDoor {
-    /// Turn its event source on and look once more.
+    /// Watch it for the rest of its poll, or turn its event source on and look once more.
     Arm,
     /// There is work.
     Stay,
@@ -188,9 +234,9 @@ pub(crate) enum AtDoor {
 impl State {
     pub(crate) const fn at_door(self) -> AtDoor {
         match self {
-            Self::Draining => AtDoor::Arm,
+            Self::Draining | Self::BusyPoll => AtDoor::Arm,
             Self::Requeued(_) => AtDoor::Stay,
-            Self::InFlight => AtDoor::Await,
+            Self::InFlight | Self::ArmedInFlight => AtDoor::Await,
             Self::Stopped | Self::Armed | Self::Waiting | Self::Starved | Self::Blocked(_) => {
                 AtDoor::Pass
             }
@@ -206,7 +252,6 @@ mod tests {
     fn reasons_that_cannot_progress_are_never_looked_at_in_a_loop() {
         for end in [
             DrainEnd::TapFull,
-            DrainEnd::NoGuestBuffers,
             DrainEnd::Disabled,
             DrainEnd::MemoryFault,
             DrainEnd::Broken,
@@ -218,9 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn only_an_empty_ring_is_armed() {
-        assert_eq!(DrainEnd::Empty.state().at_door(), AtDoor::Arm);
-        assert_eq!(DrainEnd::BudgetSpent.state().at_door(), AtDoor::Stay);
+    fn only_a_ring_with_nothing_to_do_is_armed() {
+        for end in [DrainEnd::Empty, DrainEnd::NoGuestBuffers] {
+            assert_eq!(end.state().at_door(), AtDoor::Arm, "{end:?}");
+        }
+        for end in [DrainEnd::BudgetSpent, DrainEnd::Interrupted] {
+            assert_eq!(end.state().at_door(), AtDoor::Stay, "{end:?}");
+        }
     }
 
     #[test]
@@ -228,5 +277,9 @@ mod tests {
         let blocked = State::Blocked(Block::Broken);
         assert_eq!(State::NAMES[blocked.index()], "blocked");
         assert_eq!(State::NAMES[State::Waiting.index()], "waiting");
+        assert_eq!(
+            State::NAMES[State::ArmedInFlight.index()],
+            "armed_in_flight"
+        );
     }
 }

@@ -41,6 +41,7 @@ mod lookup;
 mod pair;
 mod parts;
 mod policy;
+mod poll;
 mod ring;
 mod rx;
 mod scatter;
@@ -49,6 +50,8 @@ mod starved;
 mod stats;
 mod tx;
 mod virtqueue;
+mod watch;
+mod weakened;
 
 pub use fault::Fault;
 pub use header::HEADER_BYTES;
@@ -63,3 +66,6 @@ pub use setup::{Direction, Features, QueueSize, RingAddresses, RingPosition, Rin
 pub use starved::{DROP_AFTER, THRESHOLD_TIMER};
 pub use stats::QueueStats;
 pub use tx::{MAX_FRAME_BYTES, TxFrame, TxOutcome, TxQueue, TxSink};
+pub use watch::Watch;
+#[doc(hidden)]
+pub use weakened::Weakness;

@@ -4,12 +4,14 @@ use std::time::Instant;
 
 use vm_memory::GuestMemoryMmap;
 
-use crate::kick::{AtDoor, Requeue, State};
+use crate::kick::{AtDoor, DrainEnd, State};
+use crate::policy::Policy;
 use crate::rx::RxQueue;
 use crate::setup::{Direction, Features, RingAddresses, RingPosition, RingSetup};
 use crate::stats::QueueStats;
 use crate::tx::TxQueue;
 use crate::virtqueue::Virtqueue;
+use crate::watch::Watch;
 
 /// Both virtqueues of a pair. One worker owns it.
 ///
@@ -29,6 +31,9 @@ pub enum Door {
     Busy,
     /// No ring has work before a completion arrives.
     Completions,
+    /// Nothing to do yet: memory and completions are to be watched, without sleeping, until
+    /// [`Watch::has_news`], a completion or this moment.
+    Poll(Instant),
     /// Every ring has an event of its own to bring it back, or this moment, whichever comes first.
     Asleep(Option<Instant>),
 }
@@ -36,6 +41,22 @@ pub enum Door {
 // ---- life cycle ---------------------------------------------------------------------------
 
 impl QueuePair {
+    /// A pair that is not started.
+    pub fn new(policy: Policy) -> Self {
+        let mut pair = Self::default();
+        pair.set_policy(policy, None);
+        pair
+    }
+
+    /// Puts a policy in force, at any time, also with a batch in flight. Running rings are looked
+    /// at before they are armed again (rule 5).
+    pub fn set_policy(&mut self, policy: Policy, memory: Option<&GuestMemoryMmap>) {
+        self.tx.vq.set_policy(policy, memory);
+        self.rx.vq.set_policy(policy, memory);
+        // The threshold is another one. What a held frame has waited still counts.
+        self.rx.starving = None;
+    }
+
     /// SET_FEATURES for both; the same bits again change nothing. Whether the driver's bits
     /// changed, as when another driver took over.
     pub fn set_features(&mut self, features: Features, memory: Option<&GuestMemoryMmap>) -> bool {
@@ -126,27 +147,45 @@ impl QueuePair {
 
     /// Ends the sleep of a ring that waits for a kick.
     fn look(&mut self, direction: Direction, memory: Option<&GuestMemoryMmap>) {
+        let Some(memory) = memory else { return };
         match direction {
             Direction::Tx => self.tx.disarm(memory),
-            Direction::Rx => {
-                if let Some(memory) = memory {
-                    self.rx.on_starved_kick(memory);
-                }
-            }
+            Direction::Rx => self.rx.on_starved_kick(memory),
         }
     }
 
+    /// The worker is back from a sleep or a poll, for whatever reason; the kicks that came have
+    /// been told.
+    pub fn woke(&mut self, memory: Option<&GuestMemoryMmap>, now: Instant) {
+        self.tx.vq.woke = Some(now);
+        self.rx.vq.woke = Some(now);
+        let Some(memory) = memory else { return };
+        self.tx.end_poll(memory, now);
+        self.rx.end_poll(memory, now);
+        if self.tx.vq.is_quiet_while_awake() {
+            self.tx.disarm(memory);
+        }
+    }
+}
+
+// ---- the door -----------------------------------------------------------------------------
+
+impl QueuePair {
     /// The door: called when a turn had nothing to do, and the only way to sleep.
-    pub fn door(&mut self, memory: Option<&GuestMemoryMmap>) -> Door {
+    pub fn door(&mut self, memory: Option<&GuestMemoryMmap>, now: Instant) -> Door {
         // With work left on either ring nobody sleeps, so nothing is armed (rule 1).
         if self.at_door(AtDoor::Stay) {
             return Door::Busy;
         }
-        if let Some(memory) = memory {
-            self.tx.arm(memory);
+        if let Some(until) = self.watched_until(now) {
+            self.tx.watch_on(now);
+            self.rx.watch_on(now);
+            self.rx.wait();
+            return Door::Poll(until);
         }
-        // The look behind the arming may have found a chain.
-        if self.at_door(AtDoor::Stay) {
+        if let Some(memory) = memory
+            && self.rests(memory)
+        {
             return Door::Busy;
         }
         self.rx.wait();
@@ -157,6 +196,34 @@ impl QueuePair {
         }
     }
 
+    /// Asks for kicks, the ring that is likelier to have something first. Whether the look behind
+    /// it found something.
+    fn rests(&mut self, memory: &GuestMemoryMmap) -> bool {
+        self.rx.rest(memory);
+        if self.at_door(AtDoor::Stay) {
+            return true;
+        }
+        self.tx.rest(memory);
+        self.at_door(AtDoor::Stay)
+    }
+
+    /// The end of the longest poll, or an earlier moment at which the receiveq has to act.
+    fn watched_until(&mut self, now: Instant) -> Option<Instant> {
+        let polls = [&mut self.tx.vq, &mut self.rx.vq].map(|vq| vq.poll_deadline(now));
+        let until = polls.into_iter().flatten().max()?;
+        Some(self.rx.deadline().map_or(until, |at| at.min(until)))
+    }
+
+    /// What a busy poll watches: each look is a load or two.
+    pub fn watch<'m>(&self, memory: &'m GuestMemoryMmap) -> Watch<'m> {
+        Watch::new(
+            self.tx.vq.watched(memory, 1),
+            self.rx
+                .wanted()
+                .and_then(|wanted| self.rx.vq.watched(memory, wanted)),
+        )
+    }
+
     fn at_door(&self, answer: AtDoor) -> bool {
         [&self.rx.vq, &self.tx.vq]
             .map(|vq| vq.state().at_door())
@@ -165,36 +232,51 @@ impl QueuePair {
 }
 
 impl TxQueue {
-    /// Rule 1: ask for a kick, fence, look once more.
-    fn arm(&mut self, memory: &GuestMemoryMmap) {
-        if self.vq.state().at_door() != AtDoor::Arm {
+    /// The door, where nothing is left but to sleep.
+    fn rest(&mut self, memory: &GuestMemoryMmap) {
+        if self.vq.state().at_door() == AtDoor::Arm
+            && let Some(ring) = self.vq.open(memory)
+        {
+            self.arm(&ring);
+        }
+    }
+
+    /// Its poll goes on, if it is not over.
+    fn watch_on(&mut self, now: Instant) {
+        if self.vq.poll_deadline(now).is_some() {
+            self.vq.enter(State::BusyPoll);
+        }
+    }
+
+    /// The poll is over: chains, its end, or something else to do.
+    fn end_poll(&mut self, memory: &GuestMemoryMmap, now: Instant) {
+        if self.vq.state() != State::BusyPoll {
             return;
         }
         let Some(ring) = self.vq.open(memory) else {
             return;
         };
-        match self.vq.ask(&ring, 1) {
+        match self.vq.posted(&ring) {
             None => {}
-            Some(0) => {
-                self.vq.stats.rearms_armed += 1;
-                self.vq.enter(State::Armed);
+            Some(0) if self.vq.poll_deadline(now).is_none() => {
+                self.vq.enter(DrainEnd::Empty.state());
             }
-            Some(_) => {
-                self.vq.stats.rearms_raced += 1;
-                self.vq.quiet(&ring);
-                self.vq.enter(State::Requeued(Requeue::Found));
-            }
+            Some(0) if self.vq.rearms_when_interrupted() => self.arm(&ring),
+            Some(0) => self.vq.enter(DrainEnd::Interrupted.state()),
+            Some(_) => self.vq.enter(DrainEnd::Empty.state()),
         }
     }
 
-    /// A kick ended the sleep: kicks off, and look.
-    fn disarm(&mut self, memory: Option<&GuestMemoryMmap>) {
-        if self.vq.state() != State::Armed {
-            return;
-        }
-        if let Some(ring) = memory.and_then(|memory| self.vq.open(memory)) {
+    /// A kick ended the sleep, or something else the worker has to do: kicks off, and look.
+    fn disarm(&mut self, memory: &GuestMemoryMmap) {
+        let state = match self.vq.state() {
+            State::Armed => DrainEnd::Empty.state(),
+            State::ArmedInFlight => State::InFlight,
+            _ => return,
+        };
+        if let Some(ring) = self.vq.open(memory) {
             self.vq.quiet(&ring);
-            self.vq.enter(State::Draining);
+            self.vq.enter(state);
         }
     }
 }

@@ -56,8 +56,10 @@ pub enum RxEnd {
     /// The guest has too few chains for the next frame, or none at all; about this many are
     /// needed. [`RxQueue::starve`] comes next.
     NoBuffers(u16),
-    /// Frames are left, but a guest that posts malformed chains as fast as they are refused must
-    /// not keep the worker: the next turn goes on.
+    /// It had too few before, and has not come to the threshold since.
+    StillStarved,
+    /// Frames are left, but the other ring comes first; or a guest posts malformed chains as fast
+    /// as they are refused. The next turn goes on.
     BudgetSpent,
     /// The queue cannot be looked at now.
     NotRunning,
@@ -95,13 +97,20 @@ impl RxQueue {
             return RxEnd::NotRunning;
         };
         self.vq.keep_quiet(&ring);
-        let end = self.deliver_all(&ring, memory, source);
+        let end = if self.may_resume(&ring) {
+            self.deliver_all(&ring, memory, source)
+        } else {
+            RxEnd::StillStarved
+        };
         self.call |= self.vq.flush(&ring);
-        match end {
-            RxEnd::NotRunning => {}
-            RxEnd::BudgetSpent => self.vq.enter(DrainEnd::BudgetSpent.state()),
-            _ => self.vq.enter(DrainEnd::Empty.state()),
-        }
+        let drained = match end {
+            // The ring broke, which is a state already.
+            _ if !self.vq.state().runnable() => return RxEnd::NotRunning,
+            RxEnd::BudgetSpent => DrainEnd::BudgetSpent,
+            RxEnd::NoBuffers(_) | RxEnd::StillStarved => DrainEnd::NoGuestBuffers,
+            RxEnd::Delivered(_) | RxEnd::NotRunning => DrainEnd::Empty,
+        };
+        self.vq.enter(drained.state());
         end
     }
 
@@ -115,6 +124,7 @@ impl RxQueue {
             return RxEnd::NotRunning;
         };
         let mut refusals = BATCH;
+        let mut budget = self.vq.policy().rx_budget.frames();
         let mut memory = Lookup::new(memory);
         let held = u16::try_from(source.held()).unwrap_or(u16::MAX);
         self.vq
@@ -122,6 +132,9 @@ impl RxQueue {
                 source.expect(buffer);
             });
         while let Some(frame) = source.front() {
+            if budget == 0 {
+                return RxEnd::BudgetSpent;
+            }
             match self.deliver(ring, &mut memory, frame, &mut posted, &mut refusals) {
                 Delivery::Done => self.vq.stats.packets += 1,
                 Delivery::TooLarge => self.vq.stats.too_large += 1,
@@ -133,6 +146,8 @@ impl RxQueue {
                 Delivery::Broken => return RxEnd::NotRunning,
             }
             source.pop();
+            budget -= 1;
+            self.vq.moved();
             self.frame_left();
         }
         match posted {
@@ -270,7 +285,7 @@ impl RxQueue {
 
     /// The tap is empty and the worker about to sleep: POLL on the tap brings the queue back.
     pub(crate) fn wait(&mut self) {
-        if self.vq.state().at_door() == AtDoor::Arm {
+        if self.vq.state().at_door() == AtDoor::Arm && self.starving.is_none() {
             self.vq.enter(State::Waiting);
         }
     }
@@ -285,5 +300,15 @@ impl RxQueue {
     /// Whether the driver is to be called for what was published since this was last asked.
     pub const fn take_call(&mut self) -> bool {
         std::mem::replace(&mut self.call, false)
+    }
+}
+
+#[cfg(feature = "weakened")]
+impl RxQueue {
+    pub(crate) fn fingerprint(&self, now: Instant) -> String {
+        let (vq, tried, call) = (self.vq.fingerprint(now), self.tried, self.call);
+        let first_ask = self.first_ask.map(|at| now.saturating_duration_since(at));
+        let starving = self.starving.map(|starving| starving.fingerprint(now));
+        format!("{vq}{tried}{call}{first_ask:?}{starving:?}")
     }
 }

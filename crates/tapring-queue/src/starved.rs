@@ -8,10 +8,15 @@
 //! at a threshold between the two:
 //!
 //! ```text
-//! T = max(chains the first held frame needs, min(half the ring, half the most ever posted))
+//! T = max(chains the first held frame needs, min(the policy's threshold, most ever posted))
 //! ```
 //!
-//! The second half matters: iPXE posts 8 chains of 256 and would never reach half the ring.
+//! where the policy's threshold ([`RxWake`]) is half the ring, or half the most ever posted, by
+//! default. The most ever posted matters: iPXE posts 8 chains of 256 and would never reach half the
+//! ring.
+//!
+//! While the worker is awake it looks at the ring once a turn and asks for no kick; like any other,
+//! this kick is asked for at the door to sleep.
 //!
 //! A driver need not refill up to T at all, so T is backed by **one** timer. When it fires and the
 //! first frame fits, delivery goes on; if not, the kick is asked for at what that frame needs, and
@@ -27,9 +32,11 @@ use std::time::{Duration, Instant};
 
 use vm_memory::GuestMemoryMmap;
 
-use crate::kick::{DrainEnd, Requeue, State};
+use crate::kick::{AtDoor, DrainEnd, Requeue, State};
+use crate::policy::RxWake;
 use crate::ring::Ring;
 use crate::rx::{RxQueue, RxSource};
+use crate::weakened::Weakness;
 
 /// How long a guest may take to refill up to the threshold before the first frame's own need is
 /// enough.
@@ -53,37 +60,52 @@ pub(crate) struct Starving {
 
 impl RxQueue {
     /// The guest has too few chains: `need` are needed, for a frame that is `held` or for the
-    /// first the tap may have. Asks for a kick at the threshold; `Starved`, unless the last look
-    /// found enough.
-    pub fn starve(&mut self, memory: &GuestMemoryMmap, need: u16, held: bool, now: Instant) {
-        if !self.vq.state().runnable() {
+    /// first the tap may have. Reading stops until there are as many as the threshold says.
+    pub fn starve(&mut self, need: u16, held: bool, now: Instant) {
+        if !self.vq.state().runnable() || self.starving.is_some() {
             return;
         }
-        let Some(ring) = self.vq.open(memory) else {
-            return;
-        };
         self.vq.stats.rx_stops += 1;
-        self.vq.enter(DrainEnd::NoGuestBuffers.state());
         let first_ask = held.then(|| *self.first_ask.get_or_insert(now));
+        let timer = !self.vq.weak.lacks(Weakness::ThresholdWithoutTimer);
         self.starving = Some(Starving {
             need,
             target: self.threshold(need),
-            timer: Some(now + THRESHOLD_TIMER),
+            timer: timer.then_some(now + THRESHOLD_TIMER),
             drop_at: first_ask.map(|ask| ask + DROP_AFTER),
         });
-        self.ask(&ring);
     }
 
     fn threshold(&self, need: u16) -> u16 {
-        let half = self.vq.size().min(self.vq.most_posted()) / 2;
-        need.max(half).max(1)
+        let most = self.vq.size().min(self.vq.most_posted());
+        let wake = match self.vq.policy().rx_wake {
+            RxWake::Half => most / 2,
+            RxWake::FirstFree => 1,
+            RxWake::Empty => most,
+            RxWake::Chains(chains) => chains.min(most),
+        };
+        need.max(wake).max(1)
     }
 
-    /// Asks for a kick at the target and looks; enough ends the starving, else this is how many
-    /// chains there are.
-    fn ask(&mut self, ring: &Ring<'_>) -> Option<u16> {
+    /// The chains it waits for, while it is starved.
+    pub(crate) fn wanted(&self) -> Option<u16> {
+        self.starving.map(|starving| starving.target)
+    }
+
+    /// Once a turn, awake: whether there are enough chains to go on.
+    pub(crate) fn may_resume(&mut self, ring: &Ring<'_>) -> bool {
+        self.starving.is_none() || self.check(ring).is_none()
+    }
+
+    /// Looks, and where the worker sleeps asks for a kick before it does. Enough chains end the
+    /// starving, and so does a broken ring; else this is how many there are.
+    fn check(&mut self, ring: &Ring<'_>) -> Option<u16> {
         let target = self.starving?.target;
-        let Some(posted) = self.vq.ask(ring, target) else {
+        let posted = match self.vq.state() {
+            State::Starved => self.vq.ask(ring, target),
+            _ => self.vq.posted(ring),
+        };
+        let Some(posted) = posted else {
             self.starving = None;
             return None;
         };
@@ -97,15 +119,15 @@ impl RxQueue {
     fn wake(&mut self, ring: &Ring<'_>) {
         self.starving = None;
         self.vq.stats.rx_wakes += 1;
-        self.vq.quiet(ring);
+        if self.vq.state() == State::Starved {
+            self.vq.quiet(ring);
+        }
         self.vq.enter(State::Requeued(Requeue::Found));
     }
 
     /// When [`Self::on_timer`] wants to be called.
     pub fn deadline(&self) -> Option<Instant> {
-        let starving = self
-            .starving
-            .filter(|_| self.vq.state() == State::Starved)?;
+        let starving = self.starving.filter(|_| self.vq.state().running())?;
         match (starving.timer, starving.drop_at) {
             (Some(timer), Some(drop_at)) => Some(timer.min(drop_at)),
             (timer, drop_at) => timer.or(drop_at),
@@ -113,12 +135,47 @@ impl RxQueue {
     }
 
     /// The kick that was asked for came, or a late one: looks, and below the target asks again.
-    pub fn on_starved_kick(&mut self, memory: &GuestMemoryMmap) {
+    pub(crate) fn on_starved_kick(&mut self, memory: &GuestMemoryMmap) {
         if self.vq.state() != State::Starved {
             return;
         }
         if let Some(ring) = self.vq.open(memory) {
-            self.ask(&ring);
+            self.check(&ring);
+        }
+    }
+
+    /// The door, where nothing is left but to sleep: asks for the kick.
+    pub(crate) fn rest(&mut self, memory: &GuestMemoryMmap) {
+        if self.starving.is_some() && self.vq.state().at_door() == AtDoor::Arm {
+            self.starve_asleep(memory);
+        }
+    }
+
+    fn starve_asleep(&mut self, memory: &GuestMemoryMmap) {
+        if let Some(ring) = self.vq.open(memory) {
+            self.vq.enter(State::Starved);
+            self.check(&ring);
+        }
+    }
+
+    /// Its poll goes on, if it is not over.
+    pub(crate) fn watch_on(&mut self, now: Instant) {
+        if self.starving.is_some() && self.vq.poll_deadline(now).is_some() {
+            self.vq.enter(State::BusyPoll);
+        }
+    }
+
+    /// The poll is over: chains, its end, or something else to do.
+    pub(crate) fn end_poll(&mut self, memory: &GuestMemoryMmap, now: Instant) {
+        if self.vq.state() != State::BusyPoll {
+            return;
+        }
+        if self.vq.poll_deadline(now).is_none() {
+            self.vq.enter(DrainEnd::NoGuestBuffers.state());
+        } else if self.vq.rearms_when_interrupted() {
+            self.starve_asleep(memory);
+        } else {
+            self.vq.enter(DrainEnd::Interrupted.state());
         }
     }
 
@@ -134,12 +191,12 @@ impl RxQueue {
         starving.timer = None;
         starving.target = starving.need;
         self.starving = Some(starving);
-        let posted = self.ask(&ring);
+        let posted = self.check(&ring);
         if posted.is_some_and(|posted| posted > self.tried) {
             self.wake(&ring);
         }
         let waited = starving.drop_at.is_some_and(|at| now >= at);
-        if waited && self.vq.state() == State::Starved {
+        if waited && self.starving.is_some() {
             self.give_up(&ring, source, posted);
         }
     }
@@ -151,7 +208,7 @@ impl RxQueue {
         if let (Some(0), Some(starving)) = (posted, &mut self.starving) {
             starving.target = 1;
             starving.drop_at = None;
-            self.ask(ring);
+            self.check(ring);
             return;
         }
         source.pop();
@@ -169,5 +226,14 @@ impl RxQueue {
     pub(crate) const fn stop_starving(&mut self) {
         self.starving = None;
         self.first_ask = None;
+    }
+}
+
+#[cfg(feature = "weakened")]
+impl Starving {
+    pub(crate) fn fingerprint(self, now: Instant) -> String {
+        let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(now));
+        let (timer, drop_at) = (left(self.timer), left(self.drop_at));
+        format!("{} {} {timer:?} {drop_at:?}", self.need, self.target)
     }
 }

@@ -26,6 +26,7 @@ use crate::parts::{Parts, gather, split_front, take_header};
 use crate::ring::Ring;
 use crate::setup::Features;
 use crate::virtqueue::Virtqueue;
+use crate::weakened::Weakness;
 
 /// Bytes of an Ethernet header; the kernel refuses less (tun answers EINVAL).
 pub(crate) const ETHERNET_BYTES: usize = 14;
@@ -140,15 +141,48 @@ impl TxQueue {
             return 0;
         };
         self.vq.keep_quiet(&ring);
-        let frames = self.pop_batch(&ring, memory, posted, sink);
-        if self.in_flight.is_empty() {
-            self.vq.enter(DrainEnd::Empty.state());
-        } else if frames == 0 {
+        let before_submit = self.vq.arms_before_submit();
+        let budget = self.vq.policy().tx_budget.frames();
+        let frames = self.pop_batch(&ring, memory, posted.min(budget), sink);
+        let popped = self.in_flight.entries().len();
+        if popped > 0 {
+            self.vq.moved();
+        }
+        self.vq.enter(match popped {
+            0 => DrainEnd::Empty.state(),
+            _ => State::InFlight,
+        });
+        if before_submit && popped == usize::from(posted) {
+            self.arm(&ring);
+        }
+        if popped > 0 && frames == 0 {
             self.give_back(&ring, std::iter::empty());
-        } else {
-            self.vq.enter(State::InFlight);
         }
         frames
+    }
+
+    /// Rule 1: asks for a kick, fences, looks once more. In the old way this happens with a batch
+    /// in flight.
+    pub(crate) fn arm(&mut self, ring: &Ring<'_>) {
+        let in_flight = self.vq.state() == State::InFlight;
+        match self.vq.ask(ring, 1) {
+            None => {}
+            Some(0) => {
+                self.vq.stats.rearms_armed += 1;
+                self.vq.enter(match in_flight {
+                    true => State::ArmedInFlight,
+                    false => State::Armed,
+                });
+            }
+            Some(_) => {
+                self.vq.stats.rearms_raced += 1;
+                self.vq.weak.raced();
+                self.vq.quiet(ring);
+                if !in_flight {
+                    self.vq.enter(State::Requeued(Requeue::Found));
+                }
+            }
+        }
     }
 
     fn pop_batch<'m>(
@@ -202,15 +236,33 @@ impl TxQueue {
     }
 
     fn give_back(&mut self, ring: &Ring<'_>, outcomes: impl Iterator<Item = TxOutcome>) {
-        let budget_spent = self.in_flight.room() == 0;
+        let budget = usize::from(self.vq.policy().tx_budget.frames());
+        let budget_spent = self.in_flight.entries().len() >= budget;
         let unsent = self.return_sent(ring, outcomes);
         self.call |= self.vq.flush(ring);
         self.in_flight.clear();
         if let Some(index) = unsent {
             self.vq.rewind(index);
+        }
+        // The look behind an early arming may have found the ring broken.
+        if !self.vq.state().in_flight() {
+            return;
+        }
+        if unsent.is_some() {
+            self.vq.quiet(ring);
             self.vq.enter(DrainEnd::TapFull.state());
+        } else if self.kicks_are_on() {
+            // The old way: whatever came since the batch was popped has kicked.
+            self.vq.enter(State::Armed);
         } else {
             self.look_again(ring, budget_spent);
+        }
+    }
+
+    fn kicks_are_on(&self) -> bool {
+        match self.vq.weak.lacks(Weakness::PolicyReadAfresh) {
+            true => self.vq.arms_before_submit(),
+            false => self.vq.state() == State::ArmedInFlight,
         }
     }
 
@@ -273,6 +325,14 @@ impl TxQueue {
 
     pub(crate) const fn forget_sent(&mut self) {
         self.sent_before = 0;
+    }
+}
+
+#[cfg(feature = "weakened")]
+impl TxQueue {
+    pub(crate) fn fingerprint(&self, now: std::time::Instant) -> String {
+        let (vq, entries) = (self.vq.fingerprint(now), self.in_flight.entries());
+        format!("{vq}{entries:?}{}{}", self.sent_before, self.call)
     }
 }
 

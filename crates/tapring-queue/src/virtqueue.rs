@@ -3,16 +3,21 @@
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
 
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::fault::Fault;
 use crate::index::{self, QUIET_FOR};
-use crate::kick::{Block, DrainEnd, Requeue, State};
+use crate::kick::{AtDoor, Block, DrainEnd, Requeue, State};
 use crate::lookup::Lookup;
+use crate::policy::{BusyPollInterrupt, KickRearm, Policy};
+use crate::poll::PollClock;
 use crate::ring::Ring;
 use crate::setup::{Features, RingAddresses, RingPosition, RingSetup};
 use crate::stats::QueueStats;
+use crate::watch::Watched;
+use crate::weakened::{Weakenable, Weakness};
 
 /// One virtqueue. The ring's areas are passed to it, resolved, in each call.
 #[derive(Debug, Default)]
@@ -36,11 +41,17 @@ pub(crate) struct Virtqueue {
     event_at: u16,
     /// Most chains this driver has ever had posted.
     most_posted: u16,
+    /// Read when a drain begins and when a poll ends, never in between.
+    policy: Policy,
+    clock: PollClock,
+    /// When the worker last came back from a sleep or a poll.
+    pub(crate) woke: Option<Instant>,
     /// A kick was taken while asleep and its look is still to come.
     kicked: bool,
     /// The ring broke and the frontend has not been told.
     error: bool,
     pub(crate) stats: QueueStats,
+    pub(crate) weak: Weakenable,
 }
 
 // ---- life cycle ---------------------------------------------------------------------------
@@ -128,11 +139,92 @@ impl Virtqueue {
         self.signalled = None;
         ring.store_no_notify(false);
         self.quiet(&ring);
+        if self.weak.lacks(Weakness::ArmedOnStart) && self.enabled {
+            self.kicks_on = true;
+            self.store_event(&ring, self.next_avail);
+            self.enter(State::Armed);
+            return;
+        }
         self.enter(if self.enabled {
             State::Requeued(reason)
         } else {
             DrainEnd::Disabled.state()
         });
+    }
+}
+
+// ---- policy -------------------------------------------------------------------------------
+
+impl Virtqueue {
+    /// Puts a policy in force. A batch in flight stays so; its ring is looked at when it is back.
+    pub(crate) fn set_policy(&mut self, policy: Policy, memory: Option<&GuestMemoryMmap>) {
+        self.policy = policy;
+        self.clock.restart();
+        if !self.state.running() {
+            return;
+        }
+        let Some(ring) = memory.and_then(|memory| self.open(memory)) else {
+            return;
+        };
+        if self.weak.lacks(Weakness::PolicyReadAfresh) && self.state.in_flight() {
+            return;
+        }
+        self.quiet(&ring);
+        self.enter(match self.state {
+            state if state.in_flight() => State::InFlight,
+            _ => State::Requeued(Requeue::NewPolicy),
+        });
+    }
+
+    pub(crate) const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The old way of rule 1. Where the ring is watched when it runs dry, arming comes after that
+    /// in any case.
+    pub(crate) fn arms_before_submit(&self) -> bool {
+        self.policy.kick_rearm == KickRearm::BeforeSubmit
+            && self.clock.time(self.policy.busy_poll).is_none()
+    }
+
+    /// The old way of an interrupted poll.
+    pub(crate) fn rearms_when_interrupted(&self) -> bool {
+        self.policy.busy_poll_interrupt == BusyPollInterrupt::Rearm
+    }
+
+    /// Neither of the old ways, which left kicks on while the worker was awake.
+    pub(crate) fn is_quiet_while_awake(&self) -> bool {
+        self.policy.kick_rearm == KickRearm::AfterCompletion && !self.rearms_when_interrupted()
+    }
+
+    /// Until when the ring is to be watched before it is armed, if it has nothing to do.
+    pub(crate) fn poll_deadline(&mut self, now: Instant) -> Option<Instant> {
+        match self.state {
+            State::Draining | State::BusyPoll | State::Waiting => {
+                self.clock.deadline(self.policy.busy_poll, now)
+            }
+            _ => None,
+        }
+    }
+
+    /// The ring moved a chain or a frame: it is not dry.
+    #[inline]
+    pub(crate) fn moved(&mut self) {
+        self.clock.moved(self.woke);
+    }
+
+    /// What a busy poll looks at, if the ring has nothing else that brings it back.
+    pub(crate) fn watched<'m>(
+        &self,
+        memory: &'m GuestMemoryMmap,
+        wanted: u16,
+    ) -> Option<Watched<'m>> {
+        let setup = self.setup.filter(|_| self.state.at_door() == AtDoor::Arm)?;
+        Some(Watched {
+            ring: Ring::resolve(memory, setup.size, &setup.addresses)?,
+            next_avail: self.next_avail,
+            wanted,
+        })
     }
 }
 
@@ -183,14 +275,18 @@ impl Virtqueue {
     }
 
     /// A kick arrived. Asleep, it leads to a look; in other states a look comes anyway (rule 4).
-    /// Returns whether it ended a sleep.
-    pub(crate) const fn on_kick(&mut self) -> bool {
+    /// Returns whether it was asked for.
+    pub(crate) fn on_kick(&mut self) -> bool {
         self.stats.kicks += 1;
-        let asleep = matches!(self.state, State::Armed | State::Starved);
-        if asleep {
-            self.kicked = true;
+        let asked = matches!(
+            self.state,
+            State::Armed | State::Starved | State::ArmedInFlight
+        );
+        if !asked || self.weak.swallows() {
+            return false;
         }
-        asleep
+        self.kicked = self.state != State::ArmedInFlight;
+        true
     }
 }
 
@@ -349,6 +445,11 @@ impl Virtqueue {
         self.kicks_on = true;
         let last = self.next_avail.wrapping_add(chains).wrapping_sub(1);
         self.store_event(ring, last);
+        if self.weak.lacks(Weakness::NoLookAfterArming)
+            || self.weak.lacks(Weakness::ThresholdWithoutLook) && chains > 1
+        {
+            return Some(0);
+        }
         fence(Ordering::SeqCst);
         self.posted(ring)
     }
@@ -362,5 +463,23 @@ impl Virtqueue {
         } else {
             ring.store_no_notify(!self.kicks_on);
         }
+    }
+}
+
+#[cfg(feature = "weakened")]
+impl Virtqueue {
+    /// What decides what the ring does next; statistics do not.
+    pub(crate) fn fingerprint(&self, now: Instant) -> String {
+        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
+        let place = (self.next_avail, self.next_used, self.published);
+        let asked = (self.kicks_on, self.event_at, self.kicked, self.signalled);
+        let state = (self.setup.is_some(), self.enabled, self.state);
+        let poll = (
+            since(self.clock.dry_at),
+            self.clock.expected,
+            since(self.woke),
+        );
+        let rest = (self.most_posted, self.policy, self.weak.expects_late_kick);
+        format!("{place:?}{asked:?}{state:?}{poll:?}{rest:?}")
     }
 }

@@ -186,7 +186,7 @@ fn new_memory_without_the_ring_blocks_it_and_memory_with_it_brings_it_back() {
         for direction in Direction::ALL {
             assert_eq!(rig.state(direction), State::Blocked(Block::MemoryFault));
         }
-        assert_eq!(rig.pair.door(without), Door::Asleep(None));
+        assert_eq!(rig.pair.door(without, rig.now), Door::Asleep(None));
         for n in 0..10 {
             rig.post_tx(&frame(n, 60));
         }

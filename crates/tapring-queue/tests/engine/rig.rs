@@ -117,7 +117,7 @@ impl Rig {
     }
 
     pub(crate) fn door(&mut self) -> Door {
-        self.pair.door(Some(&self.memory))
+        self.pair.door(Some(&self.memory), self.now)
     }
 
     pub(crate) fn kick(&mut self, direction: Direction) {
@@ -215,9 +215,15 @@ impl Rig {
         buffers
     }
 
-    /// Delivers what is held.
+    /// Delivers what is held, in as many turns as that takes.
     pub(crate) fn fill_rx(&mut self) -> RxEnd {
-        self.pair.rx.fill(&self.memory, &mut self.tap)
+        loop {
+            let held = self.tap.held.len();
+            let end = self.pair.rx.fill(&self.memory, &mut self.tap);
+            if end != RxEnd::BudgetSpent || self.tap.held.len() == held {
+                return end;
+            }
+        }
     }
 
     /// Publishes and delivers `frames`.

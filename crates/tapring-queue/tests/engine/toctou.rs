@@ -155,7 +155,7 @@ fn run_turns(rig: &mut Rig, sink: &mut Checking, rng: &mut Rng) {
     }
     if let RxEnd::NoBuffers(need) = rig.fill_rx() {
         let now = rig.now;
-        rig.pair.rx.starve(&memory, need, true, now);
+        rig.pair.rx.starve(need, true, now);
     }
     rig.door();
     rig.kick(Direction::Rx);

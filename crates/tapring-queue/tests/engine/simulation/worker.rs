@@ -454,11 +454,11 @@ impl World {
             .fill(memory, &mut Source(&mut self.tap.held, &self.guest))
         {
             RxEnd::Delivered(chains) => usize::from(chains),
-            RxEnd::NotRunning | RxEnd::BudgetSpent => 0,
+            RxEnd::NotRunning | RxEnd::StillStarved | RxEnd::BudgetSpent => 0,
             RxEnd::NoBuffers(need) => {
                 self.guest_steps();
                 let held = !self.tap.held.is_empty();
-                self.pair.rx.starve(memory, need, held, self.now);
+                self.pair.rx.starve(need, held, self.now);
                 0
             }
         }
@@ -470,9 +470,10 @@ impl World {
             return;
         }
         let memory = self.memory.clone();
-        match self.pair.door(Some(&memory)) {
+        match self.pair.door(Some(&memory), self.now) {
             Door::Busy => {}
             Door::Completions => panic!("nothing is in flight"),
+            Door::Poll(_) => panic!("the policy does not poll"),
             Door::Asleep(deadline) => {
                 self.tap.pollin |= self.pair.state(Direction::Rx) == State::Waiting;
                 self.asleep = Some(deadline);
