@@ -173,11 +173,19 @@ pub const GUEST_FAULT_KINDS: [&str; 10] = [
 /// What the last look at a ring found when its kicks were asked for again.
 pub const REARM_OUTCOMES: [&str; 2] = ["armed", "raced"];
 /// Why a ring is looked at again without a kick.
-pub const REQUEUE_REASONS: [&str; 5] = ["started", "enabled", "new_memory", "found", "budget"];
+pub const REQUEUE_REASONS: [&str; 7] = [
+    "started",
+    "enabled",
+    "new_memory",
+    "found",
+    "budget",
+    "interrupted",
+    "new_policy",
+];
 /// Why a ring cannot go on by trying again.
 pub const BLOCKED_REASONS: [&str; 4] = ["tap_full", "disabled", "memory_fault", "broken"];
 /// The states of a ring's kick suppression.
-pub const RING_STATES: [&str; 8] = [
+pub const RING_STATES: [&str; 10] = [
     "stopped",
     "armed",
     "draining",
@@ -186,6 +194,8 @@ pub const RING_STATES: [&str; 8] = [
     "waiting",
     "starved",
     "blocked",
+    "busy_poll",
+    "armed_in_flight",
 ];
 
 /// Powers of two up to twice the largest batch.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use tapring_io::{CallFd, PortError, Wait, require_eventfd};
-use tapring_queue::{Direction, Features, QueuePair, RingPosition, State};
+use tapring_queue::{Direction, Features, Policy, QueuePair, RingPosition, State};
 use tracing::warn;
 use vm_memory::GuestMemoryMmap;
 
@@ -99,7 +99,7 @@ impl Session<'_> {
                 path.rings.disable(direction, path.memory.as_deref());
             }
             Command::Stop(direction) => return Ok(Reply::Stopped(path.stop(direction)?)),
-            Command::SetPolicy(policy) => path.policy = policy,
+            Command::SetPolicy(policy) => path.set_policy(policy),
             Command::Ping => {}
         }
         Ok(Reply::Done)
@@ -131,6 +131,12 @@ impl DataPath {
         self.rings.remap(Some(&memory));
         self.memory = Some(memory);
         Ok(())
+    }
+
+    /// A batch in flight needs no drain: the engine knows what it was sent under.
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+        self.rings.set_policy(policy, self.memory.as_deref());
     }
 
     fn set_kick(&mut self, direction: Direction, fd: Option<OwnedFd>) -> Result<(), PortError> {
@@ -165,7 +171,7 @@ impl DataPath {
             self.port.unwatch(kick_of(direction));
         }
         self.counters.add(&mut self.rings, &mut self.port);
-        self.rings = QueuePair::default();
+        self.rings = QueuePair::new(self.policy);
         self.calls = [None, None];
         self.errs = [None, None];
         self.memory = None;

@@ -112,6 +112,11 @@ impl Counters {
             .observe(nanoseconds);
     }
 
+    /// The worker watched memory for so long, rather than sleep.
+    pub(super) fn busy_polled(&self, time: Duration) {
+        let _ = (&self.metrics, time);
+    }
+
     /// Frames of a batch that the tap did not take and never will.
     pub(super) fn lost(&self, losses: &Losses) {
         let Some(outcome) = losses.last else { return };

@@ -30,6 +30,8 @@ pub struct WorkerOptions {
     pub tap: OwnedFd,
     /// How the port is driven.
     pub port: PortOptions,
+    /// The policy until another is set.
+    pub policy: Policy,
     /// The CPU to run on.
     pub cpu: Option<u32>,
     /// The policy to begin with.

@@ -10,9 +10,11 @@
 //!  notify   │ a WRITE entry for each call the guest wants            │
 //!           │ nothing done? the door to sleep                        │
 //!  enter    │ io_uring_enter: submit all of it, reap all of it       │
+//!           │ dry for a moment only? watch memory for the next chain │
 //!           └────────────────────────────────────────────────────────┘
 //! ```
 
+use std::hint::spin_loop;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +25,9 @@ use vm_memory::GuestMemoryMmap;
 use super::counters::{Counters, Losses};
 use super::pace::{Pace, Step};
 use super::ports::{Batch, Held};
+
+/// Looks at memory between two looks at the clock, which costs ten times as much.
+const LOOKS: usize = 16;
 
 /// One queue pair at work.
 pub(super) struct DataPath {
@@ -37,10 +42,24 @@ pub(super) struct DataPath {
     pub(super) errs: [Option<CallFd>; 2],
     pub(super) counters: Counters,
     pub(super) pace: Pace,
+    pub(super) policy: Policy,
     /// The queue of the first pair, which guests always use, keeps its share of the host's flows.
     pub(super) first: bool,
     /// When the batches in flight were submitted, by [`Direction::index`].
     submitted: [Instant; 2],
+    /// When the last turn's sleep or poll ended, if it had one.
+    woke: Option<Instant>,
+}
+
+/// What comes behind a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// The next turn.
+    None,
+    /// A busy poll that began and is to end at these moments.
+    Poll(Instant, Instant),
+    /// Sleep.
+    Sleep(Wait),
 }
 
 impl DataPath {
@@ -48,7 +67,7 @@ impl DataPath {
         Self {
             first,
             port,
-            rings: QueuePair::default(),
+            rings: QueuePair::new(policy),
             policy,
             memory: None,
             calls: [None, None],
@@ -56,6 +75,7 @@ impl DataPath {
             counters,
             pace: Pace::default(),
             submitted: [Instant::now(); 2],
+            woke: None,
         }
     }
 
@@ -64,15 +84,24 @@ impl DataPath {
         let events = self.port.take_events();
         let memory = self.memory.take();
         self.on_events(&events, memory.as_deref());
-        let wait = match &memory {
-            Some(memory) if self.tx_turn(memory) | self.rx_turn(memory) => Wait::No,
+        let rest = match &memory {
+            Some(memory) if self.tx_turn(memory) | self.rx_turn(memory) => Rest::None,
             memory => self.door(memory.as_deref()),
         };
-        self.memory = memory;
         self.notify();
         self.counters.add(&mut self.rings, &mut self.port);
-        let wait = if events.command { Wait::No } else { wait };
-        self.port.enter(wait)?;
+        match (rest, &memory) {
+            (Rest::Sleep(wait), _) if !events.command => {
+                self.port.enter(wait)?;
+                self.woke = Some(Instant::now());
+            }
+            (Rest::Poll(began, until), Some(memory)) if !events.command => {
+                self.port.enter(Wait::No)?;
+                self.busy_poll(memory, began, until)?;
+            }
+            _ => self.port.enter(Wait::No)?,
+        }
+        self.memory = memory;
         Ok(events.command)
     }
 
@@ -93,6 +122,9 @@ impl DataPath {
             self.counters.tap_gone();
             // No POLLOUT comes any more: what waits for one is dropped and counted like the rest.
             self.rings.tx.on_writable();
+        }
+        if let Some(woke) = self.woke.take() {
+            self.rings.woke(memory, woke);
         }
     }
 
@@ -150,18 +182,20 @@ impl DataPath {
         }
         let held = self.port.rx_held();
         let room = self.deliver(memory);
-        let delivered = self.port.rx_held() < held;
-        (room > 0 && self.read(memory, room)) || delivered
+        let delivered = held - self.port.rx_held();
+        let budget = usize::from(self.policy.rx_budget.frames()) - delivered;
+        let room = room.min(budget);
+        (room > 0 && self.read(memory, room)) || delivered > 0
     }
 
     /// Hands held frames to the guest. Returns for how many more it has room.
     fn deliver(&mut self, memory: &GuestMemoryMmap) -> usize {
         match self.rings.rx.fill(memory, &mut Held(&mut self.port)) {
             RxEnd::Delivered(chains) => usize::from(chains),
-            RxEnd::NotRunning | RxEnd::BudgetSpent => 0,
+            RxEnd::NotRunning | RxEnd::StillStarved | RxEnd::BudgetSpent => 0,
             RxEnd::NoBuffers(need) => {
                 let held = self.port.rx_held() > 0;
-                self.rings.rx.starve(memory, need, held, Instant::now());
+                self.rings.rx.starve(need, held, Instant::now());
                 0
             }
         }
@@ -220,22 +254,46 @@ impl DataPath {
     }
 
     /// How long to wait for the next event: the door to sleep decides.
-    fn door(&mut self, memory: Option<&GuestMemoryMmap>) -> Wait {
+    fn door(&mut self, memory: Option<&GuestMemoryMmap>) -> Rest {
         if self.port.tx_in_flight() > 0 || self.port.rx_in_flight() > 0 {
-            return Wait::Forever;
+            return Rest::Sleep(Wait::Forever);
         }
-        match self.rings.door(memory) {
-            Door::Busy => Wait::No,
-            Door::Completions => Wait::Forever,
-            Door::Asleep(deadline) => {
-                if self.rings.state(Direction::Rx) == State::Waiting {
-                    self.port.poll_readable();
+        let now = Instant::now();
+        let door = self.rings.door(memory, now);
+        if door != Door::Busy && self.rings.state(Direction::Rx) == State::Waiting {
+            self.port.poll_readable();
+        }
+        match door {
+            Door::Busy => Rest::None,
+            Door::Completions | Door::Asleep(None) => Rest::Sleep(Wait::Forever),
+            Door::Poll(until) => Rest::Poll(now, until),
+            Door::Asleep(Some(at)) => Rest::Sleep(Wait::For(at.saturating_duration_since(now))),
+        }
+    }
+
+    /// Watches for chains, completions and readiness, in memory alone, and takes what came.
+    fn busy_poll(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        began: Instant,
+        until: Instant,
+    ) -> Result<(), PortError> {
+        let watch = self.rings.watch(memory);
+        let mut looks = 0;
+        let ended = loop {
+            let news = watch.has_news() || self.port.has_news();
+            if news || looks % LOOKS == 0 {
+                let now = Instant::now();
+                if news || now >= until {
+                    break now;
                 }
-                deadline.map_or(Wait::Forever, |at| {
-                    Wait::For(at.saturating_duration_since(Instant::now()))
-                })
             }
-        }
+            looks += 1;
+            spin_loop();
+        };
+        self.counters.busy_polled(ended - began);
+        self.woke = Some(ended);
+        self.port.enter(Wait::No)
     }
 }
 
