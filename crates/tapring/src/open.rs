@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tapring_io::{PollMode, PortOptions, Tap, TapError, TapOptions};
 use tapring_metrics::{Counter, DeviceMetrics, Metrics, PairMetrics};
-use tapring_queue::Policy;
 use thiserror::Error;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tracing::{info, warn};
@@ -165,7 +164,6 @@ fn worker_options(
             ..PortOptions::default()
         }
         .with_mtu(tap.mtu().unwrap_or_default()),
-        policy: Policy::DEFAULT,
         cpu: settings.worker_cpu(pair),
         policy: settings.policy,
         metrics: Arc::clone(metrics),

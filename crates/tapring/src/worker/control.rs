@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use tapring_io::{CallFd, PortError, Wait, require_eventfd};
-use tapring_queue::{Direction, Features, Policy, QueuePair, RingPosition, State};
+use tapring_queue::{Direction, Features, Policy, QueuePair, RingPosition, State, TxPoll};
 use tracing::warn;
 use vm_memory::GuestMemoryMmap;
 
@@ -137,6 +137,8 @@ impl DataPath {
     pub(super) fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
         self.rings.set_policy(policy, self.memory.as_deref());
+        self.port
+            .always_poll_writable(policy.tx_poll == TxPoll::Always);
     }
 
     fn set_kick(&mut self, direction: Direction, fd: Option<OwnedFd>) -> Result<(), PortError> {

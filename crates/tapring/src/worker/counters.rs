@@ -114,7 +114,8 @@ impl Counters {
 
     /// The worker watched memory for so long, rather than sleep.
     pub(super) fn busy_polled(&self, time: Duration) {
-        let _ = (&self.metrics, time);
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.metrics.busy_poll.add_nanoseconds(nanoseconds);
     }
 
     /// Frames of a batch that the tap did not take and never will.

@@ -30,8 +30,6 @@ pub struct WorkerOptions {
     pub tap: OwnedFd,
     /// How the port is driven.
     pub port: PortOptions,
-    /// The policy until another is set.
-    pub policy: Policy,
     /// The CPU to run on.
     pub cpu: Option<u32>,
     /// The policy to begin with.
@@ -148,7 +146,8 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<Prepared, SpawnE
         port.describe()
     );
     let counters = Counters::new(&options.device, pair, options.metrics);
-    let mut path = DataPath::new(port, counters, options.policy, pair == 0);
+    let mut path = DataPath::new(port, counters, pair == 0);
+    path.set_policy(options.policy);
     path.follow_receiveq();
     Ok(Prepared {
         path,

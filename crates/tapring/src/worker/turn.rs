@@ -42,7 +42,6 @@ pub(super) struct DataPath {
     pub(super) errs: [Option<CallFd>; 2],
     pub(super) counters: Counters,
     pub(super) pace: Pace,
-    pub(super) policy: Policy,
     /// The queue of the first pair, which guests always use, keeps its share of the host's flows.
     pub(super) first: bool,
     /// When the batches in flight were submitted, by [`Direction::index`].
@@ -63,12 +62,12 @@ enum Rest {
 }
 
 impl DataPath {
-    pub(super) fn new(port: Port, counters: Counters, policy: Policy, first: bool) -> Self {
+    pub(super) fn new(port: Port, counters: Counters, first: bool) -> Self {
         Self {
             first,
             port,
-            rings: QueuePair::new(policy),
-            policy,
+            rings: QueuePair::default(),
+            policy: Policy::DEFAULT,
             memory: None,
             calls: [None, None],
             errs: [None, None],
@@ -183,7 +182,7 @@ impl DataPath {
         let held = self.port.rx_held();
         let room = self.deliver(memory);
         let delivered = held - self.port.rx_held();
-        let budget = usize::from(self.policy.rx_budget.frames()) - delivered;
+        let budget = usize::from(self.policy.rx_budget.frames()).saturating_sub(delivered);
         let room = room.min(budget);
         (room > 0 && self.read(memory, room)) || delivered > 0
     }
