@@ -84,7 +84,7 @@ fn the_example_has_every_key() {
     }
     // What is commented out is right too.
     let table = keys.iter().position(|line| line.starts_with("kick_rearm"));
-    let mut lines = keys.clone();
+    let mut lines = keys;
     lines.insert(table.expect("there"), "[policy]".to_owned());
     let all = settings_of(&lines.join("\n").replace("kvm", "root")).expect("right");
     assert!(all.control_socket.is_some() && all.polls_in_kernel());
