@@ -425,13 +425,11 @@ fn without_lockable_memory_the_buffers_are_not_registered_and_frames_flow() {
 }
 
 #[test]
-fn closing_with_everything_in_flight_is_prompt_and_frees_the_tap() {
+fn closing_with_everything_in_flight_frees_the_tap() {
     in_namespace(|| {
         rig::sh("ip tuntap add t0 mode tap");
         rig::sh("ip link set t0 up");
         for (mode, _) in all_modes() {
-            // An SQ thread has to be given a CPU first, and this machine may be busy.
-            let limit = Duration::from_secs(if mode.starts_with("sqpoll") { 4 } else { 1 });
             for _ in 0..25 {
                 let tap = rig::tap("t0");
                 let options = all_modes()
@@ -450,11 +448,10 @@ fn closing_with_everything_in_flight_is_prompt_and_frees_the_tap() {
                 port.rx_submit(64);
                 port.call(&CallFd::new(event()).unwrap());
                 let ring = port.ring_fd().unwrap();
-                let start = Instant::now();
                 drop(port);
-                assert!(start.elapsed() < limit, "{mode}: {:?}", start.elapsed());
                 drop(tap);
-                // The ring is still open by another descriptor, and yet nobody holds the tap any more.
+                // The ring is still open by another descriptor, and yet nobody holds the tap any more: a port that had
+                // given up waiting for the kernel would.
                 drop(rig::tap("t0"));
                 drop(ring);
             }

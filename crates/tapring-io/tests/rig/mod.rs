@@ -332,8 +332,8 @@ pub(crate) fn set_send_buffer(queue: &OwnedFd, bytes: i32) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// RIG-SLOW: t0 in a bridge whose way to [`FAR_MAC`] is a veth that sends 16 kbit/s, so that a full tap stays full for
-/// seconds. Returns the far end.
+/// RIG-SLOW: t0 in a bridge whose way to [`FAR_MAC`] is a veth that sends 1 kbit/s, so that a full tap stays full for
+/// a minute, however busy this machine is. Returns the far end.
 ///
 /// Unicast with a static forwarding entry: flooding would clone the frames and free the send buffer at once.
 pub(crate) fn slow(tap: &Tap) -> Host {
@@ -346,17 +346,26 @@ pub(crate) fn slow(tap: &Tap) -> Host {
         sh(&format!("ip link set {link} up"));
     }
     sh("bridge fdb add 02:00:00:00:00:99 dev v0 master static");
-    sh("tc qdisc add dev v0 root tbf rate 16kbit burst 2k limit 10mb");
+    sh("tc qdisc add dev v0 root tbf rate 1kbit burst 2k limit 10mb");
+    Host::on(index_of("v1"))
+}
+
+/// The slow egress becomes fast. (Deleting the qdisc would drop what it holds.)
+///
+/// It holds back what it has until a timer set at the old rate, or until another frame comes: one that no [`Host`] sees.
+pub(crate) fn release() {
+    sh("tc qdisc change dev v0 root tbf rate 10gbit burst 10mb limit 10mb");
+    let mut another = ethernet(FAR_MAC, 0, 60);
+    another[12..14].copy_from_slice(&[0x88, 0xb6]);
+    Host::on(index_of("v0")).send(&another);
+}
+
+fn index_of(name: &str) -> u32 {
     let socket = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::DGRAM,
         None,
     )
     .unwrap();
-    Host::on(rustix::net::netdevice::name_to_index(&socket, "v1").unwrap())
-}
-
-/// The slow egress becomes fast. (Deleting the qdisc would drop what it holds.)
-pub(crate) fn release() {
-    sh("tc qdisc change dev v0 root tbf rate 10gbit burst 10mb limit 10mb");
+    rustix::net::netdevice::name_to_index(&socket, name).unwrap()
 }
