@@ -102,6 +102,9 @@ impl RxQueue {
         } else {
             RxEnd::StillStarved
         };
+        if self.vq.has_unpublished() {
+            self.vq.moved();
+        }
         self.call |= self.vq.flush(&ring);
         let drained = match end {
             // The ring broke, which is a state already.
@@ -147,7 +150,6 @@ impl RxQueue {
             }
             source.pop();
             budget -= 1;
-            self.vq.moved();
             self.frame_left();
         }
         match posted {

@@ -392,10 +392,15 @@ impl Virtqueue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
+    /// Whether elements were written that are not the driver's yet.
+    pub(crate) const fn has_unpublished(&self) -> bool {
+        self.published != self.next_used
+    }
+
     /// Publishes all elements written, under one index store. Returns whether to call the driver.
     #[inline]
     pub(crate) fn flush(&mut self, ring: &Ring<'_>) -> bool {
-        if self.published == self.next_used {
+        if !self.has_unpublished() {
             return false;
         }
         ring.publish(self.next_used);
