@@ -4,7 +4,7 @@ use std::fmt;
 
 /// One kind of malformed input from a guest driver. Except for the last two, the chain is
 /// returned with length 0 and counted, and the next one is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// An available ring entry names a descriptor the queue does not have; nothing to return.
     BadHead,

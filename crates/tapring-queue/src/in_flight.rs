@@ -11,7 +11,7 @@ use crate::fault::Fault;
 pub const BATCH: usize = 64;
 
 /// One available entry that was popped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Entry {
     /// Its available index, to which a rewind returns.
     pub(crate) index: u16,
@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 }
 
 /// What became of an entry when it was popped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Handed to the tap; the header is not counted in.
     Frame { bytes: u32 },
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 /// A batch of popped entries.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct InFlight {
     entries: [Entry; BATCH],
     len: usize,

@@ -17,6 +17,7 @@ use crate::watch::Watch;
 ///
 /// The life-cycle calls expect that nothing of the ring is in flight; the worker drains first.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "weakened", derive(Clone))]
 pub struct QueuePair {
     /// The receiveq.
     pub rx: RxQueue,

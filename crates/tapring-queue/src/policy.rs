@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::in_flight::BATCH;
 
 /// How one queue pair treats its driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// When kicks are asked for again.
     pub kick_rearm: KickRearm,

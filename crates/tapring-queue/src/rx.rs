@@ -67,6 +67,7 @@ pub enum RxEnd {
 
 /// The receiveq of a pair.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "weakened", derive(Clone))]
 pub struct RxQueue {
     pub(crate) vq: Virtqueue,
     pub(crate) starving: Option<Starving>,
@@ -307,10 +308,10 @@ impl RxQueue {
 
 #[cfg(feature = "weakened")]
 impl RxQueue {
-    pub(crate) fn fingerprint(&self, now: Instant) -> String {
+    pub(crate) fn fingerprint(&self, now: Instant) -> impl std::hash::Hash + use<> {
         let (vq, tried, call) = (self.vq.fingerprint(now), self.tried, self.call);
         let first_ask = self.first_ask.map(|at| now.saturating_duration_since(at));
         let starving = self.starving.map(|starving| starving.fingerprint(now));
-        format!("{vq}{tried}{call}{first_ask:?}{starving:?}")
+        (vq, tried, call, first_ask, starving)
     }
 }

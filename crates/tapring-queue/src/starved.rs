@@ -231,9 +231,8 @@ impl RxQueue {
 
 #[cfg(feature = "weakened")]
 impl Starving {
-    pub(crate) fn fingerprint(self, now: Instant) -> String {
+    pub(crate) fn fingerprint(self, now: Instant) -> impl std::hash::Hash + use<> {
         let left = |at: Option<Instant>| at.map(|at| at.saturating_duration_since(now));
-        let (timer, drop_at) = (left(self.timer), left(self.drop_at));
-        format!("{} {} {timer:?} {drop_at:?}", self.need, self.target)
+        (self.need, self.target, left(self.timer), left(self.drop_at))
     }
 }

@@ -330,9 +330,23 @@ impl TxQueue {
 
 #[cfg(feature = "weakened")]
 impl TxQueue {
-    pub(crate) fn fingerprint(&self, now: std::time::Instant) -> String {
+    pub(crate) fn fingerprint(&self, now: std::time::Instant) -> impl std::hash::Hash {
         let (vq, entries) = (self.vq.fingerprint(now), self.in_flight.entries());
-        format!("{vq}{entries:?}{}{}", self.sent_before, self.call)
+        (vq, entries, self.sent_before, self.call)
+    }
+}
+
+#[cfg(feature = "weakened")]
+impl Clone for TxQueue {
+    /// All but the room to gather frames in very many pieces, which small worlds do not have.
+    fn clone(&self) -> Self {
+        Self {
+            vq: self.vq.clone(),
+            in_flight: self.in_flight.clone(),
+            sent_before: self.sent_before,
+            bounce: Box::default(),
+            call: self.call,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::watch::Watched;
 use crate::weakened::{Weakenable, Weakness};
 
 /// One virtqueue. The ring's areas are passed to it, resolved, in each call.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Virtqueue {
     setup: Option<RingSetup>,
     features: Features,
@@ -474,7 +474,7 @@ impl Virtqueue {
 #[cfg(feature = "weakened")]
 impl Virtqueue {
     /// What decides what the ring does next; statistics do not.
-    pub(crate) fn fingerprint(&self, now: Instant) -> String {
+    pub(crate) fn fingerprint(&self, now: Instant) -> impl std::hash::Hash + use<> {
         let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
         let place = (self.next_avail, self.next_used, self.published);
         let asked = (self.kicks_on, self.event_at, self.kicked, self.signalled);
@@ -485,6 +485,6 @@ impl Virtqueue {
             since(self.woke),
         );
         let rest = (self.most_posted, self.policy, self.weak.expects_late_kick);
-        format!("{place:?}{asked:?}{state:?}{poll:?}{rest:?}")
+        (place, asked, state, poll, rest)
     }
 }

@@ -90,9 +90,9 @@ impl QueuePair {
     }
 
     /// All that decides what the pair does next, so that states can be told apart: two pairs with
-    /// the same words, the same guest memory and the same future behave the same. Times are
+    /// the same hash, the same guest memory and the same future behave the same. Times are
     /// relative to `now`.
-    pub fn fingerprint(&self, now: std::time::Instant) -> String {
-        format!("{} {}", self.tx.fingerprint(now), self.rx.fingerprint(now))
+    pub fn fingerprint(&self, now: std::time::Instant) -> impl std::hash::Hash {
+        (self.tx.fingerprint(now), self.rx.fingerprint(now))
     }
 }
