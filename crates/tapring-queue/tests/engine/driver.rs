@@ -44,7 +44,7 @@ pub(crate) struct Used {
     pub(crate) len: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Driver {
     pub(crate) base: u64,
     pub(crate) size: u16,
@@ -80,9 +80,8 @@ impl Driver {
             outstanding: VecDeque::new(),
             free: (0..size).collect(),
         };
-        let bytes = usize::try_from(driver.used() - base).unwrap() + 6 + usize::from(size) * 8;
         memory
-            .write_slice(&vec![0; bytes], GuestAddress(base))
+            .write_slice(&vec![0; driver.ring_bytes()], GuestAddress(base))
             .unwrap();
         driver.store(memory, driver.avail() + 2, index);
         driver.store(memory, driver.used() + 2, index);
@@ -113,6 +112,11 @@ impl Driver {
 
     pub(crate) fn used(&self) -> u64 {
         (self.avail() + 6 + u64::from(self.size) * 2).next_multiple_of(4)
+    }
+
+    /// From `base` on, all three areas.
+    pub(crate) fn ring_bytes(&self) -> usize {
+        usize::try_from(self.used() - self.base).unwrap() + 6 + usize::from(self.size) * 8
     }
 }
 
