@@ -88,6 +88,11 @@ impl DriverRing {
         }
     }
 
+    /// From now on the sender's CPU spins this long for each kick ([`GuestConfig::exit_cost`](crate::GuestConfig::exit_cost)).
+    pub const fn set_exit_cost(&mut self, exit_cost: Duration) {
+        self.exit_cost = exit_cost;
+    }
+
     /// The avail index at which the device wants a kick.
     #[must_use]
     pub fn avail_event(&self) -> u16 {

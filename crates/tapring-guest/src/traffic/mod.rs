@@ -91,8 +91,16 @@ impl Flow {
     /// # Panics
     /// `frame` has no room for headers and sequence number ([`SHORTEST_BYTES`] always suffice), or is longer than 65,549 bytes.
     pub fn write(&self, sequence: u64, frame: &mut [u8]) {
+        fill_payload(sequence, &mut frame[self.header_bytes()..]);
+        self.wrap(sequence, frame);
+    }
+
+    /// Writes the headers of frame number `sequence` around the payload that is in `frame` already, be it a single byte.
+    ///
+    /// # Panics
+    /// `frame` has no room for the headers, or is longer than 65,549 bytes.
+    pub fn wrap(&self, sequence: u64, frame: &mut [u8]) {
         let (header, payload) = frame.split_at_mut(self.header_bytes());
-        fill_payload(sequence, payload);
         self.write_ethernet(header);
         if self.wrapping == Wrapping::Udp {
             self.write_ipv4(&mut header[ETHERNET_BYTES..], payload.len(), sequence);

@@ -53,6 +53,23 @@ fn a_cut_or_lengthened_frame_is_corrupt() {
 }
 
 #[test]
+fn any_payload_can_be_wrapped() {
+    let flow = Flow::default();
+    for bytes in 0..8 {
+        let mut frame = vec![7; flow.header_bytes() + bytes];
+        flow.wrap(3, &mut frame);
+        let segment = &frame[ETHERNET_BYTES + IPV4_BYTES..];
+        let pseudo = Sum::pseudo(
+            flow.source.ip,
+            flow.destination.ip,
+            wire_length(segment.len()),
+        );
+        assert_eq!(pseudo.and(Sum::of(segment)).checksum(), 0, "{bytes} bytes");
+        assert!(segment[UDP_BYTES..].iter().all(|byte| *byte == 7));
+    }
+}
+
+#[test]
 fn checksums_agree_with_the_definition() {
     let ip = [
         0x45, 0, 0, 34, 0x12, 0x34, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2,

@@ -8,13 +8,18 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tapring_queue::Policy;
 
 use super::LIMIT;
+use crate::control::client;
 
 /// The tap, in a namespace where nothing else is.
 pub(super) const TAP: &str = "demo0";
+
+/// The name of the worker's thread: the device and the queue pair.
+const WORKER: &str = "demo0/0";
 
 /// The namespace is fresh, so the port is free.
 const METRICS: &str = "127.0.0.1:9650";
@@ -23,18 +28,44 @@ const METRICS: &str = "127.0.0.1:9650";
 pub(super) struct Daemon {
     child: Child,
     socket: PathBuf,
+    control: PathBuf,
     log: PathBuf,
+}
+
+/// What the daemon has moved in one direction.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    /// Frames.
+    pub(super) packets: u64,
+    /// Batches they were moved in.
+    pub(super) batches: u64,
+    /// Kicks it took.
+    pub(super) kicks: u64,
 }
 
 /// What the daemon has done and what it took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
-    /// Frames moved.
-    pub(super) packets: u64,
-    /// Batches they were moved in.
-    pub(super) batches: u64,
+    /// Guest to host.
+    pub(super) tx: Moved,
+    /// Host to guest.
+    pub(super) rx: Moved,
     /// CPU time of all its threads.
     pub(super) cpu: Duration,
+    /// CPU time of the worker alone.
+    pub(super) worker_cpu: Duration,
+}
+
+impl std::ops::Sub for Moved {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            packets: self.packets - earlier.packets,
+            batches: self.batches - earlier.batches,
+            kicks: self.kicks - earlier.kicks,
+        }
+    }
 }
 
 impl std::ops::Sub for Usage {
@@ -42,30 +73,40 @@ impl std::ops::Sub for Usage {
 
     fn sub(self, earlier: Self) -> Self {
         Self {
-            packets: self.packets - earlier.packets,
-            batches: self.batches - earlier.batches,
+            tx: self.tx - earlier.tx,
+            rx: self.rx - earlier.rx,
             cpu: self.cpu.saturating_sub(earlier.cpu),
+            worker_cpu: self.worker_cpu.saturating_sub(earlier.worker_cpu),
         }
     }
 }
 
 impl Daemon {
-    /// Starts it, and returns when its socket is there.
-    pub(super) fn start(folder: &Path) -> Result<Self> {
+    /// Starts it with its worker on `worker_cpu`, and returns when its socket is there.
+    pub(super) fn start(folder: &Path, worker_cpu: u32) -> Result<Self> {
         let socket = folder.join("demo.sock");
+        let control = folder.join("control.sock");
         let log = folder.join("daemon.log");
         let program = std::env::current_exe().context("cannot find the program's own file")?;
         let child = Command::new(program)
             .args(["serve", "--die-with-parent", "--create-tap"])
+            .args(["--worker-cpus", &worker_cpu.to_string()])
             .args(["--tap", TAP, "--metrics", METRICS, "--socket-path"])
             .arg(&socket)
+            .arg("--control-socket")
+            .arg(&control)
             .env("RUST_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).context("cannot write the daemon's log")?)
             .spawn()
             .context("cannot start the daemon")?;
-        let mut daemon = Self { child, socket, log };
+        let mut daemon = Self {
+            child,
+            socket,
+            control,
+            log,
+        };
         daemon.wait_for_socket()?;
         Ok(daemon)
     }
@@ -97,29 +138,44 @@ impl Daemon {
         &self.socket
     }
 
-    /// What it has done in one direction since it started.
-    pub(super) fn usage(&self, direction: &str) -> Result<Usage> {
+    /// Puts a policy in force on the live device; it is when this returns.
+    pub(super) fn set_policy(&self, policy: Policy) -> Result<()> {
+        let in_force = client::set_policy(&self.control, &policy.into())?;
+        ensure!(
+            in_force == policy,
+            "the daemon runs another policy than it was told"
+        );
+        Ok(())
+    }
+
+    /// What it has done since it started.
+    pub(super) fn usage(&self) -> Result<Usage> {
         let metrics = scrape().context("cannot read the daemon's metrics")?;
+        let (cpu, worker_cpu) = self.cpu()?;
         Ok(Usage {
-            packets: series(&metrics, "tapring_packets_total", direction),
-            batches: series(&metrics, "tapring_batches_total", direction),
-            cpu: self.cpu()?,
+            tx: moved(&metrics, "tx"),
+            rx: moved(&metrics, "rx"),
+            cpu,
+            worker_cpu,
         })
     }
 
-    /// Time on a CPU, of all threads, kernel ones of SQPOLL included.
-    fn cpu(&self) -> Result<Duration> {
+    /// Time on a CPU, of all threads, kernel ones of SQPOLL included, and of the worker.
+    fn cpu(&self) -> Result<(Duration, Duration)> {
         let tasks = format!("/proc/{}/task", self.child.id());
-        let mut nanoseconds = 0;
+        let (mut all, mut worker) = (Duration::ZERO, Duration::ZERO);
         for task in fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
-            let schedstat = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-            let on_cpu = schedstat
-                .split(' ')
-                .next()
-                .and_then(|word| word.parse::<u64>().ok());
-            nanoseconds += on_cpu.unwrap_or(0);
+            let task = task?.path();
+            let time = time_on_cpu(&task);
+            let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+            all += time;
+            worker += if name.trim_end() == WORKER {
+                time
+            } else {
+                Duration::ZERO
+            };
         }
-        Ok(Duration::from_nanos(nanoseconds))
+        Ok((all, worker))
     }
 
     /// Ends it as an operator would, and insists that it ends well.
@@ -149,6 +205,13 @@ impl Drop for Daemon {
     }
 }
 
+/// A thread's own count; one that has just ended took none that matters.
+fn time_on_cpu(task: &Path) -> Duration {
+    let schedstat = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+    let nanoseconds = schedstat.split(' ').next().map(str::parse);
+    Duration::from_nanos(nanoseconds.and_then(Result::ok).unwrap_or(0))
+}
+
 fn scrape() -> Result<String> {
     let mut stream = TcpStream::connect(METRICS)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -156,6 +219,15 @@ fn scrape() -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+fn moved(metrics: &str, direction: &str) -> Moved {
+    let count = |name| series(metrics, name, direction);
+    Moved {
+        packets: count("tapring_packets_total{"),
+        batches: count("tapring_batches_total{"),
+        kicks: count("tapring_kicks_total{"),
+    }
 }
 
 /// The sum of a counter over its series of one direction.

@@ -16,11 +16,11 @@ const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const GUEST_MAC: [u8; 6] = [0x02, 0x74, 0x61, 0x70, 0, 1];
 
+/// The port on which the guest hears answers.
+const GUEST_PORT: u16 = 5001;
+
 /// UDP payload of a datagram that fills an MTU of 1500.
 pub(super) const PAYLOAD_BYTES: usize = 1472;
-
-/// A datagram's Ethernet frame.
-pub(super) const FRAME_BYTES: usize = PAYLOAD_BYTES + 42;
 
 /// Socket buffers: room for what arrives while the receiver does not run.
 const SOCKET_BYTES: usize = 8 << 20;
@@ -57,7 +57,6 @@ fn netlink<T>(requests: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinkCounts {
     pub(super) rx_packets: u64,
-    pub(super) tx_packets: u64,
     pub(super) tx_dropped: u64,
 }
 
@@ -83,7 +82,7 @@ impl Host {
         }
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let flow = Flow {
-            source: guest(5001),
+            source: guest(GUEST_PORT),
             destination: self.host(socket.local_addr()?.port()),
             wrapping: Wrapping::Udp,
         };
@@ -100,6 +99,14 @@ impl Host {
             wrapping: Wrapping::Udp,
         };
         Ok((socket, flow))
+    }
+
+    /// Tells a receiver that no more will come: an empty datagram, which comes after all that the guest sent.
+    pub(super) fn end(receiver: &UdpSocket) -> Result<()> {
+        let socket = UdpSocket::bind((HOST, 0))?;
+        // If the receiver's buffer is full it is dropped, and the receiver finds out by itself.
+        socket.send_to(&[], receiver.local_addr()?)?;
+        Ok(())
     }
 
     fn host(&self, port: u16) -> Endpoint {
@@ -124,9 +131,20 @@ impl Host {
         );
         Ok(LinkCounts {
             rx_packets: counts[1],
-            tx_packets: counts[9],
             tx_dropped: counts[11],
         })
+    }
+}
+
+/// Where answers to the guest go.
+pub(super) const ANSWERS: (Ipv4Addr, u16) = (GUEST, GUEST_PORT);
+
+/// The flow of what answers the other.
+pub(super) const fn back(flow: Flow) -> Flow {
+    Flow {
+        source: flow.destination,
+        destination: flow.source,
+        wrapping: flow.wrapping,
     }
 }
 

@@ -8,63 +8,61 @@
 //! It moves into a network namespace of its own (with a user namespace in front, unless it is
 //! root), so it needs no rights and leaves nothing behind. The daemon is the real one, the tap is
 //! real, and so is the host's network stack; the guest is a driver in this process instead of a
-//! kernel in a virtual machine, so a kick costs an eventfd write here and not a VM exit.
+//! kernel in a virtual machine, so a kick costs an eventfd write here and not a VM exit, and a
+//! busy wait stands for the difference.
+//!
+//! First each direction as fast as it goes, then the policies of the kernel series against the
+//! behaviour they replaced (`sections`), or both over what a kick and a datagram cost (`sweep`).
 
+mod bench;
 mod daemon;
+mod figures;
 mod host;
+mod measure;
 mod namespace;
+mod options;
+mod placement;
 mod report;
 mod rx;
+mod sections;
+mod series;
+mod sweep;
+mod table;
 mod tx;
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use tapring_guest::{Guest, GuestConfig, Pair};
+use tapring_queue::Policy;
 
-use daemon::Daemon;
-use host::Host;
+use bench::Bench;
+use options::Section;
+use placement::Placement;
 use report::Report;
+use sections::{BusyPollSection, DeferredRearm, Rounds, RxWakeSection};
+use sweep::Sweep;
+use tx::TxLoad;
+
+pub use options::DemoArgs;
 
 /// How long anything may take that should take no time.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Options of `demo`.
-#[derive(Args, Debug)]
-pub struct DemoArgs {
-    /// Seconds of traffic in all, half of them each way
-    #[arg(long, value_name = "N", default_value_t = 8,
-          value_parser = clap::value_parser!(u64).range(1..=3600))]
-    seconds: u64,
-
-    /// Print the figures as one JSON document
-    #[arg(long)]
-    json: bool,
-}
-
 /// Runs the demo. The process must still have one thread: namespaces are entered by it alone.
 pub fn run(args: &DemoArgs) -> Result<()> {
+    let placement = Placement::find(args.cpus.map(|three| three.0))?;
     namespace::enter()?;
     host::loopback_up()?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder: set TMPDIR")?;
-    let daemon = Daemon::start(folder.path())?;
-    let host = Host::set_up(daemon::TAP)?;
-    let (guest, mut pair) = connect(&daemon)?;
-    let each = Duration::from_millis(args.seconds * 500);
+    let mut bench = Bench::start(folder.path(), placement, args.exit_cost())?;
+    let mut report = Report::new(args, placement);
     let progress = Progress::new(args.json);
-
-    progress.say("guest to host");
-    let tx = tx::run(&mut pair.tx, &host, &daemon, each, &progress)?;
-    progress.say("host to guest");
-    let rx = rx::run(&mut pair.rx, &host, &daemon, each, &progress)?;
+    run_all(&mut bench, args, &progress, &mut report)?;
     progress.done();
-
-    drop(guest);
-    daemon.stop()?;
-    let report = Report::new(tx, rx);
+    report.kicks = bench.kicks()?;
+    bench.stop()?;
     if args.json {
         println!("{}", report.json()?);
     } else {
@@ -74,23 +72,57 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         report.is_clean(),
         "frames were lost or damaged between guest and tap: see above"
     );
+    ensure!(
+        report.kicks.agrees(),
+        "guest and daemon disagree about how many kicks there were: see above"
+    );
     Ok(())
 }
 
-fn connect(daemon: &Daemon) -> Result<(Guest, Pair)> {
-    let config = GuestConfig {
-        connect_limit: LIMIT,
-        ..GuestConfig::new(daemon.socket())
+fn run_all(
+    bench: &mut Bench,
+    args: &DemoArgs,
+    progress: &Progress,
+    report: &mut Report,
+) -> Result<()> {
+    let rounds = Rounds {
+        count: args.rounds(),
+        time: args.run_time(),
+        progress,
     };
-    let mut guest = Guest::connect(&config)?;
-    let pair = guest
-        .take_pairs()
-        .pop()
-        .context("the guest has no queue pair")?;
-    Ok((guest, pair))
+    if args.sweep {
+        report.sweep = Some(Sweep::run(bench, &rounds)?);
+        return Ok(());
+    }
+    if args.has(Section::Tx) {
+        let [runs] =
+            rounds.alternate(bench, "guest to host", &[Policy::DEFAULT], |bench, time| {
+                tx::run(bench, &TxLoad::SATURATING, time)
+            })?;
+        report.tx = Some(report.direction(&runs));
+    }
+    if args.has(Section::Rx) {
+        let [runs] =
+            rounds.alternate(bench, "host to guest", &[Policy::DEFAULT], |bench, time| {
+                rx::run(bench, Duration::ZERO, time)
+            })?;
+        report.rx = Some(report.direction(&runs));
+    }
+    let sections = &mut report.sections;
+    if args.has(Section::DeferredRearm) {
+        sections.deferred_rearm = Some(DeferredRearm::run(bench, &rounds, args.guest_cost())?);
+    }
+    if args.has(Section::BusyPoll) {
+        sections.busy_poll = Some(BusyPollSection::run(bench, &rounds, args.guest_cost())?);
+    }
+    if args.has(Section::RxWake) {
+        sections.rx_wake = Some(RxWakeSection::run(bench, &rounds, args.rx_guest_cost())?);
+    }
+    Ok(())
 }
 
 /// One line that moves while the demo runs; nothing where nobody sees it.
+#[derive(Debug)]
 struct Progress(ProgressBar);
 
 impl Progress {
@@ -104,16 +136,11 @@ impl Progress {
         Self(bar)
     }
 
-    fn say(&self, phase: &'static str) {
-        self.0.set_prefix(phase);
-    }
-
-    fn frames(&self, frames: u64, elapsed: Duration) {
+    fn say(&self, phase: &'static str, round: usize, rounds: usize) {
         if !self.0.is_hidden() {
-            let rate = report::per_second(frames, elapsed);
-            let seconds = elapsed.as_secs_f64();
+            self.0.set_prefix(phase);
             self.0
-                .set_message(format!("{seconds:.1} s, {rate:.0} datagrams/s"));
+                .set_message(format!("round {} of {rounds}", round + 1));
             self.0.tick();
         }
     }

@@ -1,103 +1,128 @@
-//! The figures, as a table and as JSON.
+//! The whole document: as JSON here, for people in `table.rs`.
 
-use std::fmt;
 use std::fs;
-use std::time::Duration;
 
 use serde::Serialize;
 
-use super::daemon::Usage;
+use super::figures::Figures;
 use super::host::PAYLOAD_BYTES;
+use super::measure::Measured;
+use super::options::DemoArgs;
+use super::placement::Placement;
+use super::sections::{BusyPollSection, DeferredRearm, RxWakeSection};
+use super::sweep::Sweep;
 
-/// What one direction's run counted.
-#[derive(Debug)]
-pub(super) struct Measured {
-    pub(super) frames: u64,
-    pub(super) elapsed: Duration,
-    pub(super) kicks: u64,
-    pub(super) calls: u64,
-    pub(super) usage: Usage,
-    pub(super) verified: u64,
-    pub(super) damaged: u64,
-    pub(super) lost: u64,
-    pub(super) receiver_dropped: u64,
-}
+/// What stands for something else.
+pub(super) const SIMULATED: [&str; 4] = [
+    "the guest: a virtio-net driver in this process, not a kernel in a virtual machine",
+    "its kick: an eventfd write and a busy wait (--exit-cost-us), not a VM exit",
+    "its work for each datagram: a busy wait (--guest-cost-ns, --rx-guest-cost-ns)",
+    "its virtual CPU: a thread bound to a CPU",
+];
 
-/// One direction's figures.
-#[derive(Debug, Serialize)]
-pub(super) struct Figures {
-    frames: u64,
-    seconds: f64,
-    frames_per_second: f64,
-    gbit_per_second: f64,
-    kicks: u64,
-    kicks_per_second: f64,
-    kicks_per_million_frames: f64,
-    calls_per_second: f64,
-    mean_batch: f64,
-    cpu_ns_per_frame: f64,
-    frames_verified: u64,
-    frames_damaged: u64,
-    frames_lost: u64,
-    receiver_dropped: u64,
-}
+/// What is what it would be in service.
+pub(super) const REAL: [&str; 4] = [
+    "the daemon: `tapring serve`, its policies changed while it runs",
+    "rings in shared memory, kicks, calls and sleeping on both sides",
+    "the tap and the host's network stack",
+    "the host's receiver: a UDP socket and a thread that sleeps in recv",
+];
 
-/// The whole document.
+/// What was run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    machine: Machine,
+    pub(super) machine: Machine,
+    pub(super) settings: Settings,
+    simulated: [&'static str; 4],
+    real: [&'static str; 4],
     payload_bytes: usize,
-    tx: Figures,
-    rx: Figures,
+    pub(super) kicks: KickCheck,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tx: Option<Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rx: Option<Figures>,
+    pub(super) sections: Sections,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sweep: Option<Sweep>,
+    #[serde(skip)]
+    clean: bool,
 }
 
+/// The comparisons that were run.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Sections {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) deferred_rearm: Option<DeferredRearm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) busy_poll: Option<BusyPollSection>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rx_wake: Option<RxWakeSection>,
+}
+
+/// Where it was run.
 #[derive(Debug, Serialize)]
-struct Machine {
-    cpu: String,
-    cpus: usize,
-    kernel: String,
+pub(super) struct Machine {
+    pub(super) cpu: String,
+    pub(super) cpus: usize,
+    pub(super) kernel: String,
 }
 
-impl Figures {
-    pub(super) fn new(measured: &Measured) -> Self {
-        let frames = measured.frames;
-        let rate = |count| per_second(count, measured.elapsed);
-        let bits = frames * PAYLOAD_BYTES as u64 * 8;
-        Self {
-            frames,
-            seconds: measured.elapsed.as_secs_f64(),
-            frames_per_second: rate(frames),
-            gbit_per_second: rate(bits) / 1e9,
-            kicks: measured.kicks,
-            kicks_per_second: rate(measured.kicks),
-            kicks_per_million_frames: ratio(measured.kicks, frames) * 1e6,
-            calls_per_second: rate(measured.calls),
-            mean_batch: ratio(measured.usage.packets, measured.usage.batches),
-            cpu_ns_per_frame: measured.usage.cpu.as_secs_f64() * 1e9 / to_f64(frames).max(1.0),
-            frames_verified: measured.verified,
-            frames_damaged: measured.damaged,
-            frames_lost: measured.lost,
-            receiver_dropped: measured.receiver_dropped,
-        }
-    }
+/// How it was run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Settings {
+    pub(super) placement: Placement,
+    pub(super) rounds: u64,
+    pub(super) run_seconds: f64,
+    pub(super) exit_cost_us: u128,
+    pub(super) guest_cost_ns: u128,
+    pub(super) rx_guest_cost_ns: u128,
+}
 
-    const fn is_clean(&self) -> bool {
-        self.frames_lost == 0 && self.frames_damaged == 0 && self.frames_verified > 0
-    }
+/// All kicks of the demo, counted at both ends.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct KickCheck {
+    pub(super) guest: u64,
+    /// Several that come before the daemon looks are one to it.
+    pub(super) daemon: u64,
 }
 
 impl Report {
-    pub(super) fn new(tx: Figures, rx: Figures) -> Self {
+    pub(super) fn new(args: &DemoArgs, placement: Placement) -> Self {
         Self {
             machine: Machine::here(),
+            settings: Settings::of(args, placement),
+            simulated: SIMULATED,
+            real: REAL,
             payload_bytes: PAYLOAD_BYTES,
-            tx,
-            rx,
+            kicks: KickCheck {
+                guest: 0,
+                daemon: 0,
+            },
+            tx: None,
+            rx: None,
+            sections: Sections::default(),
+            sweep: None,
+            clean: true,
         }
     }
 
-    pub(super) const fn is_clean(&self) -> bool {
-        self.tx.is_clean() && self.rx.is_clean()
+    /// The figures of runs in one direction, as fast as it goes.
+    pub(super) fn direction(&mut self, runs: &[Measured]) -> Figures {
+        self.clean &= runs.iter().all(Measured::is_clean);
+        Figures::of(runs)
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        let Sections {
+            deferred_rearm,
+            busy_poll,
+            rx_wake,
+        } = &self.sections;
+        self.clean
+            && deferred_rearm.as_ref().is_none_or(DeferredRearm::is_clean)
+            && busy_poll.as_ref().is_none_or(BusyPollSection::is_clean)
+            && rx_wake.as_ref().is_none_or(RxWakeSection::is_clean)
+            && self.sweep.as_ref().is_none_or(Sweep::is_clean)
     }
 
     pub(super) fn json(&self) -> serde_json::Result<String> {
@@ -105,60 +130,25 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu, cpus, kernel } = &self.machine;
-        writeln!(
-            f,
-            "tapring demo: UDP, {PAYLOAD_BYTES} bytes a datagram, one sender, over a tap"
-        )?;
-        writeln!(f, "{cpu}, {cpus} CPUs, Linux {kernel}\n")?;
-        writeln!(f, "{:28}{:>16}{:>16}", "", "guest to host", "host to guest")?;
-        for (name, decimals, figure) in ROWS {
-            let (tx, rx) = (figure(&self.tx), figure(&self.rx));
-            writeln!(f, "{name:28}{tx:>16.decimals$}{rx:>16.decimals$}")?;
-        }
-        let verdict = if self.is_clean() {
-            "Every datagram that arrived was verified byte by byte; none was lost between guest and tap."
-        } else {
-            "FAILED: frames were lost or damaged between guest and tap."
-        };
-        writeln!(f, "\n{verdict}")?;
-        write!(
-            f,
-            "The guest is a driver in this process: its kick is an eventfd write, not a VM exit.\n\
-             Dropped behind the tap: by the receiver's socket, or by the tap's full queue."
-        )
+impl KickCheck {
+    /// The daemon took no kick that nobody sent, and some if some were sent.
+    pub(super) const fn agrees(self) -> bool {
+        self.daemon <= self.guest && (self.guest == 0 || self.daemon > 0)
     }
 }
 
-type Row = (&'static str, usize, fn(&Figures) -> f64);
-
-const ROWS: [Row; 11] = [
-    ("datagrams/s", 0, |figures| figures.frames_per_second),
-    ("Gbit/s of payload", 2, |figures| figures.gbit_per_second),
-    ("kicks/s", 1, |figures| figures.kicks_per_second),
-    ("kicks per million frames", 1, |figures| {
-        figures.kicks_per_million_frames
-    }),
-    ("calls/s", 0, |figures| figures.calls_per_second),
-    ("mean batch, frames", 1, |figures| figures.mean_batch),
-    ("daemon CPU per frame, ns", 0, |figures| {
-        figures.cpu_ns_per_frame
-    }),
-    ("datagrams verified", 0, |figures| {
-        to_f64(figures.frames_verified)
-    }),
-    ("datagrams damaged", 0, |figures| {
-        to_f64(figures.frames_damaged)
-    }),
-    ("lost, guest to tap and back", 0, |figures| {
-        to_f64(figures.frames_lost)
-    }),
-    ("dropped behind the tap", 0, |figures| {
-        to_f64(figures.receiver_dropped)
-    }),
-];
+impl Settings {
+    fn of(args: &DemoArgs, placement: Placement) -> Self {
+        Self {
+            placement,
+            rounds: args.rounds,
+            run_seconds: args.run_time().as_secs_f64(),
+            exit_cost_us: args.exit_cost().as_micros(),
+            guest_cost_ns: args.guest_cost().as_nanos(),
+            rx_guest_cost_ns: args.rx_guest_cost().as_nanos(),
+        }
+    }
+}
 
 impl Machine {
     fn here() -> Self {
@@ -174,19 +164,4 @@ impl Machine {
             kernel: kernel.trim().to_owned(),
         }
     }
-}
-
-/// A rate; 0 where no time passed.
-pub(super) fn per_second(count: u64, elapsed: Duration) -> f64 {
-    to_f64(count) / elapsed.as_secs_f64().max(1e-9)
-}
-
-fn ratio(part: u64, whole: u64) -> f64 {
-    to_f64(part) / to_f64(whole).max(1.0)
-}
-
-/// Counts stay far below 2^53.
-#[allow(clippy::cast_precision_loss)]
-const fn to_f64(count: u64) -> f64 {
-    count as f64
 }

@@ -2,71 +2,99 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use tapring_guest::traffic::{Flow, Verifier, fill_payload};
 use tapring_guest::{RxQueue, Until};
 
-use super::daemon::Daemon;
-use super::host::{Host, PAYLOAD_BYTES};
-use super::report::{Figures, Measured};
-use super::{LIMIT, Progress};
+use super::LIMIT;
+use super::bench::Bench;
+use super::host::PAYLOAD_BYTES;
+use super::measure::{Measured, Snapshot, spin_until, thread_cpu};
+use super::placement::pin;
+use super::tx::{arrived, damaged};
 
 /// virtio-net's NAPI budget.
 const BUDGET: usize = 64;
 
 /// How long the driver sleeps before it looks whether the sender is done.
-const NAP: Duration = Duration::from_millis(50);
+const NAP: Duration = Duration::from_millis(20);
 
 /// Datagrams between two looks at the clock.
-const STRIDE: u64 = 256;
+const STRIDE: u64 = 16;
 
-pub(super) fn run(
-    queue: &mut RxQueue,
-    host: &Host,
-    daemon: &Daemon,
-    time: Duration,
-    progress: &Progress,
-) -> Result<Figures> {
-    queue.refill();
-    let (socket, flow) = host.sender()?;
-    let (link, usage, counters) = (host.counts()?, daemon.usage("rx")?, queue.counters());
-    let sent_all = AtomicBool::new(false);
-    let (sent, elapsed, verifier) = thread::scope(|scope| {
+/// What the guest did.
+struct Received {
+    verifier: Verifier,
+    elapsed: Duration,
+    cpu: Duration,
+}
+
+/// Floods the tap for `time`; each frame costs the guest `guest_cost` before it takes the next.
+pub(super) fn run(bench: &mut Bench, guest_cost: Duration, time: Duration) -> Result<Measured> {
+    let (rig, pair) = (&bench.rig, &mut bench.pair);
+    pair.rx.refill();
+    let (socket, flow) = rig.host.sender()?;
+    let before = Snapshot::take(rig, pair)?;
+    let dropped = || Ok(rig.host.counts()?.tx_dropped - before.link.tx_dropped);
+    let (start, flood) = (Barrier::new(2), Flood::default());
+    let (sent, received) = thread::scope(|scope| {
         let sender = scope.spawn(|| {
-            let sent = send(&socket, time, progress);
-            sent_all.store(true, Ordering::Release);
+            let pinned = pin(rig.placement.receiver_cpu);
+            start.wait();
+            let sent = pinned.and_then(|()| send(&socket, time));
+            flood.end(*sent.as_ref().unwrap_or(&0));
             sent
         });
-        let received = receive(queue, flow, &sent_all, |frames| {
-            Ok(host.counts()?.tx_packets - link.tx_packets <= frames)
+        let guest = scope.spawn(|| {
+            let pinned = pin(rig.placement.guest_cpu);
+            start.wait();
+            pinned.and_then(|()| receive(&mut pair.rx, flow, guest_cost, &flood, dropped))
         });
-        let sent = sender
-            .join()
-            .map_err(|_| anyhow!("the sender panicked"))??;
-        let (verifier, elapsed) = received?;
-        anyhow::Ok((sent, elapsed, verifier))
+        let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))?;
+        let received = guest.join().map_err(|_| anyhow!("the guest panicked"))?;
+        anyhow::Ok((sent?, received?))
     })?;
-    let (report, now) = (verifier.report(sent), queue.counters());
-    let (after, frames) = (host.counts()?, now.frames - counters.frames);
-    Ok(Figures::new(&Measured {
-        frames,
-        elapsed,
-        kicks: now.kicks_sent - counters.kicks_sent,
-        calls: now.calls - counters.calls,
-        usage: daemon.usage("rx")? - usage,
+    let (after, dropped) = (Snapshot::take(rig, pair)?, dropped()?);
+    let (report, moved) = (
+        received.verifier.report(sent),
+        after.usage.rx - before.usage.rx,
+    );
+    Ok(Measured {
+        payload_bytes: PAYLOAD_BYTES,
+        frames: after.rx.frames - before.rx.frames,
+        elapsed: received.elapsed,
+        guest_cpu: received.cpu,
+        packets: moved.packets,
+        batches: moved.batches,
         verified: report.received,
-        damaged: report.corrupt + report.duplicated + report.reordered,
-        lost: (after.tx_packets - link.tx_packets).saturating_sub(frames),
-        receiver_dropped: after.tx_dropped - link.tx_dropped,
-    }))
+        damaged: damaged(&report),
+        lost: (sent - dropped).saturating_sub(arrived(&received.verifier)),
+        receiver_dropped: dropped,
+        ..after.since(&before)
+    })
+}
+
+/// How much was sent, once that is known.
+#[derive(Default)]
+struct Flood(OnceLock<u64>);
+
+impl Flood {
+    fn end(&self, sent: u64) {
+        // It ends once.
+        let _ = self.0.set(sent);
+    }
+
+    fn sent(&self) -> Option<u64> {
+        self.0.get().copied()
+    }
 }
 
 /// What does not fit the tap's queue is dropped there, as it would be behind a switch.
-fn send(socket: &UdpSocket, time: Duration, progress: &Progress) -> Result<u64> {
+fn send(socket: &UdpSocket, time: Duration) -> Result<u64> {
     let mut payload = [0; PAYLOAD_BYTES];
     let began = Instant::now();
     let mut sent = 0;
@@ -79,37 +107,43 @@ fn send(socket: &UdpSocket, time: Duration, progress: &Progress) -> Result<u64> 
                 Err(error) => return Err(error).context("cannot send to the tap"),
             }
         }
-        progress.frames(sent, began.elapsed());
     }
     Ok(sent)
 }
 
-/// The driver's poll loop, until the sender is done and all that left the tap has arrived.
+/// The driver's poll loop, until the sender is done and all that the tap's queue took has arrived, or nothing more comes.
 fn receive(
     queue: &mut RxQueue,
     flow: Flow,
-    sent_all: &AtomicBool,
-    is_all: impl Fn(u64) -> Result<bool>,
-) -> Result<(Verifier, Duration)> {
+    guest_cost: Duration,
+    flood: &Flood,
+    dropped: impl Fn() -> Result<u64>,
+) -> Result<Received> {
     let mut verifier = Verifier::new(flow);
-    let (began, first) = (Instant::now(), queue.counters().frames);
+    let (began, cpu) = (Instant::now(), thread_cpu());
     let mut last = began;
     loop {
         let frames = queue.receive(BUDGET, |frame| {
+            let began = Instant::now();
             verifier.frame(frame);
+            spin_until(began, guest_cost);
         })?;
         queue.refill_as_linux();
         if frames > 0 {
             last = Instant::now();
-        } else if sent_all.load(Ordering::Acquire) && is_all(queue.counters().frames - first)? {
-            return Ok((verifier, last - began));
-        } else {
-            ensure!(
-                last.elapsed() < LIMIT,
-                "the guest received nothing for {} s",
-                LIMIT.as_secs()
-            );
-            queue.wait_for_call(Until::Next, NAP)?;
+            continue;
         }
+        let is_all = match flood.sent() {
+            Some(sent) => arrived(&verifier) >= sent - dropped()?,
+            None => false,
+        };
+        if is_all || last.elapsed() > LIMIT {
+            return Ok(Received {
+                verifier,
+                elapsed: last - began,
+                cpu: thread_cpu().saturating_sub(cpu),
+            });
+        }
+        queue.wait_for_call(Until::Next, NAP)?;
     }
 }
