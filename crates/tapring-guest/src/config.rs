@@ -59,6 +59,9 @@ pub struct GuestConfig {
     pub blocking_eventfds: bool,
     /// A VM's kick is an exit to the hypervisor; this long the sender's CPU spins for each one on top of the write(2).
     pub exit_cost: Duration,
+    /// A halted virtual CPU is not asleep at once: KVM looks for an interrupt first, 200 µs by default (`halt_poll_ns`), while
+    /// nothing else wants its CPU. Waits for a call begin with this.
+    pub halt_poll: Duration,
     /// How long to retry the connect: the daemon may still be starting.
     pub connect_limit: Duration,
     /// How long the backend may take to answer one message before the connection is cut.
@@ -109,6 +112,7 @@ impl Default for GuestConfig {
             start_index: 0,
             blocking_eventfds: false,
             exit_cost: Duration::ZERO,
+            halt_poll: Duration::ZERO,
             connect_limit: Duration::from_secs(10),
             reply_limit: Duration::from_secs(10),
         }

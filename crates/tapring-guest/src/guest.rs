@@ -198,11 +198,9 @@ impl Guest {
     fn driver(&self, ring: u16, name: String) -> Result<DriverRing, GuestError> {
         let place = Arc::clone(&self.rings[usize::from(ring)]);
         let event_idx = self.features & F_EVENT_IDX != 0;
-        DriverRing::new(place, name, event_idx, self.config.exit_cost).map_err(|source| {
-            GuestError::Host {
-                what: "epoll",
-                source,
-            }
+        DriverRing::new(place, name, event_idx, &self.config).map_err(|source| GuestError::Host {
+            what: "epoll",
+            source,
         })
     }
 

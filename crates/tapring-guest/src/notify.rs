@@ -173,8 +173,7 @@ impl DriverRing {
 
     /// Waits for the call eventfd and empties it; false at the deadline.
     fn sleep(&mut self, deadline: Instant) -> Result<bool, Violation> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let called = self.call_wait.wait(left).map_err(|error| Violation::Wait {
+        let called = self.called_by(deadline).map_err(|error| Violation::Wait {
             queue: self.name.clone(),
             reason: error.to_string(),
         })?;
@@ -182,6 +181,18 @@ impl DriverRing {
             self.read_calls();
         }
         Ok(called)
+    }
+
+    /// Looks without sleeping first, as KVM does for a halted virtual CPU.
+    fn called_by(&self, deadline: Instant) -> io::Result<bool> {
+        let began = Instant::now();
+        while began.elapsed() < self.halt_poll && Instant::now() < deadline {
+            if self.call_wait.wait(Duration::ZERO)? {
+                return Ok(true);
+            }
+        }
+        self.call_wait
+            .wait(deadline.saturating_duration_since(Instant::now()))
     }
 
     fn read_calls(&mut self) {

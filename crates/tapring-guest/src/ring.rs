@@ -20,6 +20,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::GuestConfig;
 use crate::counters::Counters;
 use crate::error::Violation;
 use crate::notify::CallWait;
@@ -110,6 +111,8 @@ pub struct DriverRing {
     pub(crate) call_wait: CallWait,
     /// How long the guest's CPU is away for each kick.
     pub(crate) exit_cost: Duration,
+    /// How long a wait looks for a call before it sleeps.
+    pub(crate) halt_poll: Duration,
     pub(crate) counters: Counters,
 }
 
@@ -118,7 +121,7 @@ impl DriverRing {
         place: Arc<RingPlace>,
         name: String,
         event_idx: bool,
-        exit_cost: Duration,
+        config: &GuestConfig,
     ) -> io::Result<Self> {
         let size = place.size;
         Ok(Self {
@@ -135,7 +138,8 @@ impl DriverRing {
             calls_on: true,
             in_order: true,
             call_wait: CallWait::new(&place.call)?,
-            exit_cost,
+            exit_cost: config.exit_cost,
+            halt_poll: config.halt_poll,
             counters: Counters::default(),
             place,
         })

@@ -35,6 +35,7 @@ impl Bench {
         let config = GuestConfig {
             connect_limit: LIMIT,
             exit_cost,
+            halt_poll: placement.halt_poll(),
             ..GuestConfig::new(daemon.socket())
         };
         let mut guest = Guest::connect(&config)?;
