@@ -33,6 +33,7 @@
 
 mod chain;
 mod fault;
+mod handshake;
 mod header;
 mod in_flight;
 mod index;

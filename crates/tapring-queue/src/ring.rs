@@ -19,12 +19,8 @@ use vm_memory::{
     VolatileSlice,
 };
 
+use crate::handshake::{Word, Words};
 use crate::setup::{QueueSize, RingAddresses};
-
-/// VIRTQ_AVAIL_F_NO_INTERRUPT: the driver wants no calls (§2.7.7).
-const NO_INTERRUPT: u16 = 1;
-/// VIRTQ_USED_F_NO_NOTIFY: the device wants no kicks (§2.7.10).
-const NO_NOTIFY: u16 = 1;
 
 const FLAGS: usize = 0;
 const INDEX: usize = 2;
@@ -76,7 +72,7 @@ impl<'m> Ring<'m> {
     /// between its entries and this index (§2.7.13.3.1): what it covers may be read after it.
     #[inline]
     pub(crate) fn avail_index(&self) -> u16 {
-        u16::from_le(load_atomic(&self.avail, INDEX, Ordering::Acquire))
+        self.load(Word::AvailIndex, Ordering::Acquire)
     }
 
     /// The head the driver put at `index`.
@@ -92,7 +88,7 @@ impl<'m> Ring<'m> {
         load(&self.desc, usize::from(index) * DESCRIPTOR_BYTES)
     }
 
-    /// Writes a used element. It belongs to the driver once [`Self::publish`] covers it.
+    /// Writes a used element. It belongs to the driver once the used index covers it.
     #[inline]
     pub(crate) fn write_used(&self, index: u16, head: u16, written: u32) {
         let slot = usize::from(self.size.slot(index));
@@ -102,45 +98,41 @@ impl<'m> Ring<'m> {
 
     /// The used index as last published, also by an earlier backend.
     pub(crate) fn used_index(&self) -> u16 {
-        u16::from_le(load_atomic(&self.used, INDEX, Ordering::Acquire))
+        self.load(Word::UsedIndex, Ordering::Acquire)
+    }
+}
+
+impl Words for Ring<'_> {
+    #[inline]
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        let (area, offset) = self.place(word);
+        u16::from_le(load_atomic(area, offset, order))
     }
 
-    /// Hands all used elements before `index` to the driver (§2.7.8.2: elements first, index after).
     #[inline]
-    pub(crate) fn publish(&self, index: u16) {
-        store_atomic(&self.used, INDEX, index.to_le(), Ordering::Release);
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        let (area, offset) = self.place(word);
+        store_atomic(area, offset, value.to_le(), order);
     }
 
-    /// Where the driver wants to be called (EVENT_IDX). The fence orders the published index
-    /// before this load; the driver stores used_event, fences, and looks at the index again
-    /// (§2.7.7.2), so one of the two sees the other.
     #[inline]
-    pub(crate) fn used_event(&self) -> u16 {
+    fn fence(&self) {
         fence(Ordering::SeqCst);
-        let at = ENTRIES + usize::from(self.size.as_u16()) * HEAD_BYTES;
-        u16::from_le(load(&self.avail, at))
     }
+}
 
-    /// Whether the driver wants no calls (no EVENT_IDX); fenced as [`Self::used_event`].
+impl<'m> Ring<'m> {
     #[inline]
-    pub(crate) fn no_interrupt(&self) -> bool {
-        fence(Ordering::SeqCst);
-        u16::from_le(load(&self.avail, FLAGS)) & NO_INTERRUPT != 0
-    }
-
-    /// Asks for a kick when the driver makes the chain at `event` available (EVENT_IDX).
-    #[inline]
-    pub(crate) fn store_avail_event(&self, event: u16) {
-        let at = ENTRIES + usize::from(self.size.as_u16()) * USED_BYTES;
-        store_atomic(&self.used, at, event.to_le(), Ordering::Relaxed);
-    }
-
-    /// Asks for every kick or none. With EVENT_IDX the driver ignores it (§2.7.10.1); it is
-    /// written all the same when a ring starts, for an older backend may have left it set.
-    #[inline]
-    pub(crate) fn store_no_notify(&self, no_notify: bool) {
-        let flags = if no_notify { NO_NOTIFY } else { 0 };
-        store_atomic(&self.used, FLAGS, flags.to_le(), Ordering::Relaxed);
+    fn place(&self, word: Word) -> (&VolatileSlice<'m>, usize) {
+        let size = usize::from(self.size.as_u16());
+        match word {
+            Word::AvailFlags => (&self.avail, FLAGS),
+            Word::AvailIndex => (&self.avail, INDEX),
+            Word::UsedEvent => (&self.avail, ENTRIES + size * HEAD_BYTES),
+            Word::UsedFlags => (&self.used, FLAGS),
+            Word::UsedIndex => (&self.used, INDEX),
+            Word::AvailEvent => (&self.used, ENTRIES + size * USED_BYTES),
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 //! to ask it for kicks.
 
 use std::ops::Range;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use crate::fault::Fault;
+use crate::handshake;
 use crate::index::{self, QUIET_FOR};
 use crate::kick::{AtDoor, Block, DrainEnd, Requeue, State};
 use crate::lookup::Lookup;
@@ -137,7 +137,8 @@ impl Virtqueue {
             self.published = self.next_used;
         }
         self.signalled = None;
-        ring.store_no_notify(false);
+        // With EVENT_IDX the driver ignores the flag, but an older backend may have left it set.
+        handshake::tell(&ring, false, true, 0);
         self.quiet(&ring);
         if self.weak.lacks(Weakness::ArmedOnStart) && self.enabled {
             self.kicks_on = true;
@@ -308,7 +309,12 @@ impl Virtqueue {
     /// by more than the queue size is nonsense and ends the ring (`None`).
     #[inline]
     pub(crate) fn posted(&mut self, ring: &Ring<'_>) -> Option<u16> {
-        let posted = index::distance(self.next_avail, ring.avail_index());
+        self.posted_up_to(ring, ring.avail_index())
+    }
+
+    #[inline]
+    fn posted_up_to(&mut self, ring: &Ring<'_>, avail_index: u16) -> Option<u16> {
+        let posted = index::distance(self.next_avail, avail_index);
         if posted > ring.size().as_u16() {
             self.quiet(ring);
             self.fail(Fault::BadIndex, DrainEnd::Broken);
@@ -397,35 +403,23 @@ impl Virtqueue {
         self.published != self.next_used
     }
 
-    /// Publishes all elements written, under one index store. Returns whether to call the driver.
+    /// Publishes all elements written, under one index store. Returns whether to call the driver;
+    /// the first publication after a start always does (rule 5).
     #[inline]
     pub(crate) fn flush(&mut self, ring: &Ring<'_>) -> bool {
         if !self.has_unpublished() {
             return false;
         }
-        ring.publish(self.next_used);
         self.published = self.next_used;
+        let old = self.signalled.replace(self.published);
+        let call = handshake::publish(ring, self.event_idx(), self.published, old);
         self.stats.batches += 1;
-        let call = self.wants_call(ring);
         if call {
             self.stats.calls += 1;
         } else {
             self.stats.calls_suppressed += 1;
         }
         call
-    }
-
-    /// Virtio 1.3 §2.7.7.1; the first publication after a start always calls (rule 5).
-    #[inline]
-    fn wants_call(&mut self, ring: &Ring<'_>) -> bool {
-        let Some(old) = self.signalled.replace(self.published) else {
-            return true;
-        };
-        if self.features.has(Features::EVENT_IDX) {
-            index::passed(ring.used_event(), self.published, old)
-        } else {
-            !ring.no_interrupt()
-        }
     }
 
     /// Turns kicks off. EVENT_IDX has no flag for it, so the event goes where the index will not
@@ -449,25 +443,24 @@ impl Virtqueue {
     pub(crate) fn ask(&mut self, ring: &Ring<'_>, chains: u16) -> Option<u16> {
         self.kicks_on = true;
         let last = self.next_avail.wrapping_add(chains).wrapping_sub(1);
-        self.store_event(ring, last);
+        self.event_at = self.next_avail;
+        let avail_index = handshake::ask(ring, self.event_idx(), last);
         if self.weak.lacks(Weakness::NoLookAfterArming)
             || self.weak.lacks(Weakness::ThresholdWithoutLook) && chains > 1
         {
             return Some(0);
         }
-        fence(Ordering::SeqCst);
-        self.posted(ring)
+        self.posted_up_to(ring, avail_index)
     }
 
-    /// Tells the driver about `kicks_on`: by `event` with EVENT_IDX, else by the flag
-    /// (§2.7.10.1: each makes the driver ignore the other).
+    /// Tells the driver about `kicks_on`, by `event` with EVENT_IDX.
     fn store_event(&mut self, ring: &Ring<'_>, event: u16) {
         self.event_at = self.next_avail;
-        if self.features.has(Features::EVENT_IDX) {
-            ring.store_avail_event(event);
-        } else {
-            ring.store_no_notify(!self.kicks_on);
-        }
+        handshake::tell(ring, self.event_idx(), self.kicks_on, event);
+    }
+
+    const fn event_idx(&self) -> bool {
+        self.features.has(Features::EVENT_IDX)
     }
 }
 
