@@ -5,17 +5,26 @@
 //! takes: entries, then the index, then, any time later, the decision whether to kick. The worker
 //! does what the daemon's does (`worker/turn.rs`). Kicks arrive late and coalesced.
 //!
-//! Checked at every step: kicks are on in `Armed` and `Starved` only. Whenever the worker sleeps
-//! and no event is owed: no work is pending (no lost wake-up) and no driver waits for a call it
-//! should have got. At the end: no frame lost, doubled or reordered.
+//! Policies are random too, and change at any moment between two turns, also with a batch in flight
+//! and in the middle of a busy poll.
+//!
+//! Checked at every step: kicks are on in `Armed` and `Starved` only, and where the policy is the old
+//! one with a batch in flight; no direction takes more than its budget in a turn; no poll goes on
+//! beyond its time. Whenever the worker sleeps and no event is owed: no work is pending (no lost
+//! wake-up) and no driver waits for a call it should have got. At the end: no frame lost, doubled or
+//! reordered.
 //!
 //! A failing seed is printed; `TAPRING_SEED=n` plays it alone, `TAPRING_SEEDS=n` plays more.
 
 mod checks;
+mod frontend;
 mod guest;
+mod policies;
+mod tap;
 mod worker;
+mod world;
 
-use worker::World;
+use world::World;
 
 const SEEDS: u64 = 2000;
 

@@ -365,8 +365,11 @@ impl World<'_> {
 
     fn through_the_door(&mut self) -> At {
         let memory = &self.stage.memory;
-        for dry in &mut self.worker.dry {
-            dry.get_or_insert(self.now);
+        for direction in Direction::ALL {
+            let state = self.pair.state(direction);
+            if matches!(state, State::Draining | State::BusyPoll | State::Waiting) {
+                self.worker.dry[direction.index()].get_or_insert(self.now);
+            }
         }
         let door = self.pair.door(Some(memory), self.now);
         if door != Door::Busy && self.pair.state(Direction::Rx) == State::Waiting {

@@ -1,9 +1,14 @@
 //! What the simulation checks while it runs.
 
-use tapring_queue::{Block, Direction, State, THRESHOLD_TIMER};
+use std::time::Duration;
+
+use tapring_queue::{Block, BusyPoll, Direction, KickRearm, State, THRESHOLD_TIMER};
 
 use super::guest::Guest;
-use super::worker::World;
+use super::world::{Rest, World};
+
+/// The longest `BusyPoll::Auto` polls: what a kick costs (`src/poll.rs`).
+const LONGEST_AUTO: Duration = Duration::from_micros(10);
 
 impl World {
     /// Whether an event is on its way to the sleeping worker.
@@ -12,18 +17,38 @@ impl World {
             || !self.tap.batch.is_empty()
             || self.tap.pollout && !self.tap.full
             || self.tap.pollin && !self.tap.queue.is_empty()
-            || self.asleep.is_some_and(|deadline| deadline.is_some())
+            || self.until().is_some()
     }
 
-    /// Kicks are on in Armed and Starved, and where a stopped ring left them.
+    /// Kicks are on in Armed and Starved, and where a stopped ring left them; in the old way also
+    /// with a batch in flight.
     pub(super) fn check_kicks(&self) {
         let guest = self.guest.borrow();
         for (direction, driver) in [(Direction::Rx, &guest.rx), (Direction::Tx, &guest.tx)] {
             let state = self.pair.state(direction);
-            let may = matches!(state, State::Armed | State::Starved | State::Stopped);
+            let may = match state {
+                State::Armed | State::Starved | State::Stopped => true,
+                State::ArmedInFlight => self.policy.kick_rearm == KickRearm::BeforeSubmit,
+                _ => false,
+            };
             let on = driver.asked_for(&self.memory, driver.size);
             assert!(may || !on, "{direction} is {state:?} with kicks on");
         }
+    }
+
+    /// A poll ends by the time the last ring ran dry, and its time is over.
+    pub(super) fn check_poll(&self) {
+        let Rest::Poll(until) = self.rest else {
+            return;
+        };
+        let time = match self.policy.busy_poll {
+            BusyPoll::Off => panic!("a poll, and the policy does not poll"),
+            BusyPoll::For(time) => time,
+            BusyPoll::Auto => LONGEST_AUTO,
+        };
+        let dry = self.dry.into_iter().flatten().max();
+        let bound = dry.expect("a ring ran dry") + time;
+        assert!(until <= bound, "a poll goes on too long");
     }
 
     pub(super) fn check_sleep(&self) {
@@ -67,7 +92,7 @@ impl World {
     /// With chains of one size what a frame needs is exact, and its own need is all it waits for
     /// once the threshold's timer has passed: waiting for the drop timer is a lost wake-up.
     fn check_late_wake(&self, guest: &Guest) {
-        let (Some(Some(deadline)), false) = (self.asleep, guest.uneven) else {
+        let (Some(deadline), false) = (self.until(), guest.uneven) else {
             return;
         };
         let starved = self.pair.state(Direction::Rx) == State::Starved;

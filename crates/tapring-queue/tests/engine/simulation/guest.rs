@@ -42,6 +42,8 @@ pub(super) struct Guest {
     pub(super) received: Vec<usize>,
     /// The receive chains posted, oldest first; `None` is malformed.
     pub(super) room: VecDeque<Option<Buffer>>,
+    /// Most chains it adds in one step.
+    pub(super) chains_at_once: usize,
     /// Most receive chains it posts, and what each holds.
     most: usize,
     pub(super) capacity: usize,
@@ -74,6 +76,7 @@ impl Guest {
             made: 0,
             received: Vec::new(),
             room: VecDeque::new(),
+            chains_at_once: 8,
             most,
             capacity: if mergeable {
                 rng.pick(&[112, 200, 600])
@@ -137,7 +140,7 @@ impl Guest {
 
 impl Guest {
     fn add(&mut self, direction: Direction) {
-        let chains = 1 + self.rng.below(8);
+        let chains = 1 + self.rng.below(self.chains_at_once);
         for _ in 0..chains {
             match direction {
                 Direction::Tx => self.add_tx(),

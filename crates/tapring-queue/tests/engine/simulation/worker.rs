@@ -1,296 +1,22 @@
-//! The worker, the tap and the frontend of the simulation.
+//! The worker of the simulation.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tapring_queue::{
-    Block, Direction, Door, Features, QueuePair, RxEnd, RxSource, State, TxFrame, TxOutcome, TxSink,
-};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use tapring_queue::{Block, Direction, Door, RxEnd, State, TxOutcome};
+use vm_memory::GuestMemoryMmap;
 
-use super::guest::{FRAMES, Guest, length_of};
-use crate::frames::{frame, number_of};
-use crate::rig::{EVENT_IDX, MRG_RXBUF};
-use crate::rng::Rng;
+use super::tap::{Sink, Source};
+use super::world::{Rest, World};
+use crate::frames::number_of;
 
 /// Frames the worker has slots for.
 const SLOTS: usize = 8;
 /// Turns in a row that may find work without doing any.
 const PATIENCE: usize = 6;
 
-pub(super) struct World {
-    pub(super) guest: RefCell<Guest>,
-    pub(super) pair: QueuePair,
-    pub(super) memory: GuestMemoryMmap,
-    rng: Rng,
-    features: u64,
-    pub(super) now: Instant,
-    pub(super) tap: Tap,
-    /// Completions come at once, or some time later as under SQPOLL.
-    inline: bool,
-    /// Frames behind one that was not sent may be sent (no links).
-    holes: bool,
-    /// The worker sleeps, until this moment at most.
-    pub(super) asleep: Option<Option<Instant>>,
-    idle_turns: usize,
-    dropped: usize,
-    /// What the frontend has done to a ring.
-    stopped: [bool; 2],
-}
-
-#[derive(Default)]
-pub(super) struct Tap {
-    sent: Vec<usize>,
-    /// Frames in flight, and whether their completions are in.
-    pub(super) batch: Vec<Vec<u8>>,
-    done: bool,
-    pub(super) full: bool,
-    pub(super) pollout: bool,
-    pub(super) pollin: bool,
-    /// Frames of the host, made and not read; and read and not delivered.
-    made: usize,
-    pub(super) queue: VecDeque<Vec<u8>>,
-    pub(super) held: VecDeque<Vec<u8>>,
-}
-
-/// The guest acts between the frames of a batch.
-struct Sink<'w>(&'w mut Tap, &'w RefCell<Guest>);
-
-impl TxSink for Sink<'_> {
-    fn push(&mut self, frame: &TxFrame<'_>) -> bool {
-        self.1.borrow_mut().step();
-        let mut bytes = vec![0; frame.bytes()];
-        frame.copy_to(&mut bytes);
-        self.0.batch.push(bytes);
-        true
-    }
-}
-
-struct Source<'w>(&'w mut VecDeque<Vec<u8>>, &'w RefCell<Guest>);
-
-impl RxSource for Source<'_> {
-    fn front(&self) -> Option<&[u8]> {
-        self.1.borrow_mut().step();
-        self.0.front().map(Vec::as_slice)
-    }
-
-    fn pop(&mut self) {
-        self.0.pop_front().expect("a frame is held");
-    }
-}
-
-// ---- the run ------------------------------------------------------------------------------------
-
 impl World {
-    pub(super) fn new(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x20_0000)]).unwrap();
-        let event_idx = rng.once_in(2);
-        let mergeable = rng.once_in(2);
-        let mut features = Features::VERSION_1;
-        features |= if event_idx { EVENT_IDX } else { 0 };
-        features |= if mergeable { MRG_RXBUF } else { 0 };
-        let mut pair = QueuePair::default();
-        pair.set_features(Features(features), Some(&memory));
-        let guest = Guest::new(memory.clone(), seed, event_idx, mergeable);
-        pair.start(Direction::Rx, guest.rx.setup(), Some(&memory));
-        pair.start(Direction::Tx, guest.tx.setup(), Some(&memory));
-        for direction in Direction::ALL {
-            pair.enable(direction, Some(&memory));
-        }
-        Self {
-            guest: RefCell::new(guest),
-            pair,
-            memory,
-            features,
-            now: Instant::now(),
-            tap: Tap::default(),
-            inline: rng.once_in(2),
-            holes: rng.once_in(3),
-            asleep: None,
-            idle_turns: 0,
-            dropped: 0,
-            stopped: [false; 2],
-            rng,
-        }
-    }
-
-    pub(super) fn run(&mut self) {
-        for _ in 0..400 {
-            self.guest_steps();
-            self.outside();
-            self.worker();
-        }
-        self.wind_down();
-        self.check_frames();
-    }
-
-    /// Everything that was begun is finished, and then nothing may be left undone.
-    fn wind_down(&mut self) {
-        for direction in Direction::ALL {
-            self.bring_back(direction);
-        }
-        for step in 0.. {
-            assert!(step < 20_000, "it never comes to rest");
-            self.tap.full = false;
-            let mut guest = self.guest.borrow_mut();
-            guest.finish();
-            drop(guest);
-            self.worker();
-            if self.asleep.is_some() && !self.owed() {
-                let mut guest = self.guest.borrow_mut();
-                for direction in Direction::ALL {
-                    guest.sleeping[direction.index()] = None;
-                    guest.take_back(direction);
-                }
-                let refilled = guest.room.len();
-                guest.add_rx();
-                let settled = guest.room.len() == refilled;
-                let told = guest.tx.avail == guest.tx.published;
-                if settled && told && self.tap.held.is_empty() && self.tap.queue.is_empty() {
-                    return;
-                }
-            }
-        }
-    }
-
-    fn guest_steps(&mut self) {
-        let steps = self.rng.below(4);
-        let mut guest = self.guest.borrow_mut();
-        for _ in 0..steps {
-            guest.step();
-        }
-    }
-
-    /// The host, the tap and the clock.
-    fn outside(&mut self) {
-        match self.rng.below(12) {
-            0 | 1 => self.host_sends(),
-            2 => self.tap.full = !self.tap.full,
-            3 => self.tap.full = false,
-            4 => self.now += Duration::from_micros(self.rng.next() % 300),
-            5 if self.rng.once_in(8) => self.now += Duration::from_millis(self.rng.next() % 120),
-            6 if self.rng.once_in(6) => self.frontend(),
-            _ => {}
-        }
-    }
-
-    fn host_sends(&mut self) {
-        for _ in 0..1 + self.rng.below(6) {
-            if self.tap.made < FRAMES && self.tap.queue.len() < 64 {
-                self.tap
-                    .queue
-                    .push_back(frame(self.tap.made, length_of(self.tap.made)));
-                self.tap.made += 1;
-            }
-        }
-    }
-
-    fn check_frames(&mut self) {
-        self.dropped += usize::try_from(self.pair.take_stats(Direction::Rx).too_large).unwrap();
-        let guest = self.guest.borrow();
-        assert!(
-            guest.received.is_sorted_by(|a, b| a < b),
-            "{:?}",
-            guest.received
-        );
-        assert_eq!(
-            guest.received.len() + self.dropped,
-            self.tap.made,
-            "every frame accounted for"
-        );
-        let sent = &mut self.tap.sent;
-        if self.holes {
-            sent.sort_unstable();
-        }
-        assert_eq!(*sent, (0..guest.made).collect::<Vec<_>>());
-        assert_eq!(
-            guest.tx.room(),
-            usize::from(guest.tx.size),
-            "every head was returned"
-        );
-    }
-}
-
-// ---- the frontend -------------------------------------------------------------------------------
-
-impl World {
-    /// Something takes a ring out and, sooner or later, brings it back.
-    fn frontend(&mut self) {
-        let direction = self.rng.pick(&Direction::ALL);
-        self.drain();
-        if self.stopped[direction.index()] {
-            self.bring_back(direction);
-            return;
-        }
-        let memory = self.memory.clone();
-        match self.rng.below(6) {
-            // What was sent behind a hole is not remembered over a stop: the next driver may be
-            // another. It is sent again rather than lost.
-            0 | 1 if self.holes && direction == Direction::Tx => {}
-            0 | 1 => {
-                let position = self.pair.stop(direction);
-                assert_eq!(
-                    position.next_avail, position.next_used,
-                    "nothing is in flight"
-                );
-                self.stopped[direction.index()] = true;
-            }
-            2 => {
-                self.pair.disable(direction, Some(&memory));
-                self.stopped[direction.index()] = true;
-            }
-            3 => self.pair.remap(None),
-            4 => {
-                let log = u64::from(self.rng.once_in(2)) << 26;
-                self.pair
-                    .set_features(Features(self.features | log), Some(&memory));
-            }
-            _ => {
-                let addresses = self.guest.get_mut().driver(direction).addresses();
-                self.pair.set_addresses(direction, addresses, Some(&memory));
-            }
-        }
-        self.guest_steps();
-        // New memory follows the old within one message.
-        if self.pair.state(direction) == State::Blocked(Block::MemoryFault) {
-            self.pair.remap(Some(&memory));
-        }
-        if self.rng.once_in(2) {
-            // A new kick fd: what the old one held is lost (rule 5).
-            self.guest.get_mut().kicked[direction.index()] = false;
-            self.pair.on_new_kick(direction, Some(&memory));
-        }
-        self.wake();
-    }
-
-    fn bring_back(&mut self, direction: Direction) {
-        if std::mem::replace(&mut self.stopped[direction.index()], false) {
-            let mut setup = self.guest.get_mut().driver(direction).setup();
-            let memory = self.memory.clone();
-            if !self.pair.is_started(direction) {
-                setup.next_avail = self.guest.get_mut().driver(direction).used_index(&memory);
-                self.pair.start(direction, setup, Some(&memory));
-            }
-            self.pair.enable(direction, Some(&memory));
-            self.guest.get_mut().kicked[direction.index()] = false;
-            self.wake();
-        }
-    }
-
-    fn drain(&mut self) {
-        self.tap.done = !self.tap.batch.is_empty();
-        self.complete();
-        self.notify();
-    }
-}
-
-// ---- the worker ---------------------------------------------------------------------------------
-
-impl World {
-    fn worker(&mut self) {
-        if self.asleep.is_none() {
+    pub(super) fn worker(&mut self) {
+        if self.rest == Rest::None {
             self.turn();
         } else if self.rng.once_in(3) {
             self.check_sleep();
@@ -300,19 +26,31 @@ impl World {
     }
 
     fn wake(&mut self) {
-        self.asleep = None;
+        self.woke = Some(self.now);
+        self.rest = Rest::None;
+    }
+
+    /// Until when it sleeps or polls at most.
+    pub(super) const fn until(&self) -> Option<Instant> {
+        match self.rest {
+            Rest::None => None,
+            Rest::Sleep(until) => until,
+            Rest::Poll(until) => Some(until),
+        }
     }
 
     /// The next event arrives; time passes if nothing else does.
     fn wake_if_owed(&mut self) {
+        let polls = matches!(self.rest, Rest::Poll(_));
         let events = self.guest.borrow().kicked.contains(&true)
             || !self.tap.batch.is_empty()
             || self.tap.pollout && !self.tap.full
-            || self.tap.pollin && !self.tap.queue.is_empty();
-        let deadline = self.asleep.flatten();
-        if events || deadline.is_some_and(|at| at <= self.now) {
+            || self.tap.pollin && !self.tap.queue.is_empty()
+            || polls && self.pair.watch(&self.memory).has_news();
+        let until = self.until();
+        if events || until.is_some_and(|at| at <= self.now) {
             self.wake();
-        } else if let Some(at) = deadline
+        } else if let Some(at) = until
             && self.rng.once_in(4)
         {
             self.now = at;
@@ -329,7 +67,7 @@ impl World {
         }
         self.notify();
         // Without progress and with nobody's doing, finding work again and again is a busy loop.
-        self.idle_turns = match before == self.progress() && self.asleep.is_none() {
+        self.idle_turns = match before == self.progress() && self.rest == Rest::None {
             true => self.idle_turns + 1,
             false => 0,
         };
@@ -368,6 +106,9 @@ impl World {
         if !self.tap.batch.is_empty() && (self.inline || self.rng.once_in(2)) {
             self.tap.done = true;
         }
+        if let Some(woke) = self.woke.take() {
+            self.pair.woke(Some(&memory), woke);
+        }
     }
 
     fn tx_turn(&mut self) -> bool {
@@ -377,15 +118,17 @@ impl World {
         }
         self.guest_steps();
         let memory = self.memory.clone();
+        let used = self.used(Direction::Tx);
         let frames = self
             .pair
             .tx
             .fill(&memory, &mut Sink(&mut self.tap, &self.guest));
         assert_eq!(frames, self.tap.batch.len());
+        self.moved(Direction::Tx, frames, used);
         completed || frames > 0
     }
 
-    fn complete(&mut self) -> bool {
+    pub(super) fn complete(&mut self) -> bool {
         if !std::mem::replace(&mut self.tap.done, false) {
             return false;
         }
@@ -429,22 +172,44 @@ impl World {
                 "dropped a frame that fits"
             );
         }
+        let used = self.used(Direction::Rx);
         let before = self.tap.held.len();
         let room = self.deliver(&memory);
-        let delivered = self.tap.held.len() < before;
+        let delivered = before - self.tap.held.len();
+        self.moved(Direction::Rx, delivered, used);
         self.guest_steps();
-        if room == 0 {
-            return delivered;
-        }
+        let budget = usize::from(self.policy.rx_budget.frames()) - delivered;
         let frames = room
+            .min(budget)
             .min(SLOTS - self.tap.held.len())
             .min(self.tap.queue.len());
-        self.tap.held.extend(self.tap.queue.drain(..frames));
-        if frames > 0 {
-            self.guest_steps();
-            self.deliver(&memory);
+        if frames == 0 {
+            return delivered > 0;
         }
-        delivered || frames > 0
+        self.tap.held.extend(self.tap.queue.drain(..frames));
+        self.guest_steps();
+        self.deliver(&memory);
+        let held = self.tap.held.len();
+        self.moved(Direction::Rx, before + frames - delivered - held, used);
+        true
+    }
+
+    fn used(&self, direction: Direction) -> u16 {
+        let mut guest = self.guest.borrow_mut();
+        guest.driver(direction).used_index(&self.memory)
+    }
+
+    /// Neither direction takes more than its budget, and a ring that moved, be it only chains that
+    /// are malformed, is not dry. It had used chains up to `used` before.
+    fn moved(&mut self, direction: Direction, frames: usize, used: u16) {
+        let budget = match direction {
+            Direction::Rx => self.policy.rx_budget,
+            Direction::Tx => self.policy.tx_budget,
+        };
+        assert!(frames <= usize::from(budget.frames()), "over the budget");
+        if frames > 0 || self.used(direction) != used {
+            self.dry[direction.index()] = None;
+        }
     }
 
     fn deliver(&mut self, memory: &GuestMemoryMmap) -> usize {
@@ -466,26 +231,37 @@ impl World {
 
     fn door(&mut self) {
         if !self.tap.batch.is_empty() {
-            self.asleep = Some(None);
+            self.rest = Rest::Sleep(None);
             return;
         }
+        let watched = Direction::ALL.map(|direction| may_poll(self.pair.state(direction)));
         let memory = self.memory.clone();
-        match self.pair.door(Some(&memory), self.now) {
-            Door::Busy => {}
-            Door::Completions => panic!("nothing is in flight"),
-            Door::Poll(_) => panic!("the policy does not poll"),
-            Door::Asleep(deadline) => {
-                self.tap.pollin |= self.pair.state(Direction::Rx) == State::Waiting;
-                self.asleep = Some(deadline);
+        let door = self.pair.door(Some(&memory), self.now);
+        if door != Door::Busy {
+            for (dry, _) in self.dry.iter_mut().zip(watched).filter(|ring| ring.1) {
+                dry.get_or_insert(self.now);
             }
+            self.tap.pollin |= self.pair.state(Direction::Rx) == State::Waiting;
         }
+        self.rest = match door {
+            Door::Busy => Rest::None,
+            Door::Completions => panic!("nothing is in flight"),
+            Door::Poll(until) => Rest::Poll(until),
+            Door::Asleep(until) => Rest::Sleep(until),
+        };
+        self.check_poll();
     }
 
-    fn notify(&mut self) {
+    pub(super) fn notify(&mut self) {
         let called = [self.pair.rx.take_call(), self.pair.tx.take_call()];
         let guest = self.guest.get_mut();
         for direction in Direction::ALL {
             guest.called[direction.index()] |= called[direction.index()];
         }
     }
+}
+
+/// Whether a ring that is dry would be watched.
+const fn may_poll(state: State) -> bool {
+    matches!(state, State::Draining | State::BusyPoll | State::Waiting)
 }
