@@ -154,7 +154,7 @@ impl World {
             3 => self.tap.full = false,
             4 if !self.steady => self.now += Duration::from_micros(self.rng.next() % 300),
             5 if !self.steady && self.rng.once_in(8) => {
-                self.now += Duration::from_millis(self.rng.next() % 120)
+                self.now += Duration::from_millis(self.rng.next() % 120);
             }
             6 if self.rng.once_in(6) => self.frontend(),
             7 | 8 => self.now += Duration::from_micros(self.rng.next() % 8),
