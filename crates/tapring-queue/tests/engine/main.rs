@@ -11,6 +11,7 @@ mod frames;
 mod kicks;
 mod layouts;
 mod life_cycle;
+mod old_ways;
 mod receive;
 mod rig;
 mod rng;
