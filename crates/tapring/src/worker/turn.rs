@@ -133,6 +133,9 @@ impl DataPath {
         if self.port.tx_in_flight() > 0 {
             return completed;
         }
+        // Ahead of the next batch's writes, which the kernel makes in this order: a driver whose ring ran dry has the time they
+        // take to fill it again.
+        self.notify();
         let frames = self.rings.tx.fill(memory, &mut Batch(&mut self.port));
         if frames > 0 {
             self.submitted[Direction::Tx.index()] = Instant::now();
@@ -182,9 +185,7 @@ impl DataPath {
         let held = self.port.rx_held();
         let room = self.deliver(memory);
         let delivered = held - self.port.rx_held();
-        let budget = usize::from(self.policy.rx_budget.frames()).saturating_sub(delivered);
-        let room = room.min(budget);
-        (room > 0 && self.read(memory, room)) || delivered > 0
+        (room > 0 && self.read(memory, room, delivered)) || delivered > 0
     }
 
     /// Hands held frames to the guest. Returns for how many more it has room.
@@ -200,18 +201,21 @@ impl DataPath {
         }
     }
 
-    /// Reads from the tap what the guest has room for.
-    fn read(&mut self, memory: &GuestMemoryMmap, room: usize) -> bool {
+    /// Reads from the tap what the guest has room for. A batch in the ring comes out of the next turn's budget, plain reads out
+    /// of what has been `delivered` in this one.
+    fn read(&mut self, memory: &GuestMemoryMmap, room: usize, delivered: usize) -> bool {
         if self.port.rx_in_flight() > 0 {
             return false;
         }
-        match self.pace.step(room) {
+        let budget = usize::from(self.policy.rx_budget.frames());
+        match self.pace.step(room.min(budget)) {
             Step::Rest => false,
             Step::Ring(frames) => {
                 self.submitted[Direction::Rx.index()] = Instant::now();
                 self.port.rx_submit(frames) > 0
             }
             Step::Plain(reads) => {
+                let reads = reads.min(budget.saturating_sub(delivered));
                 let frames = self.read_plain(reads);
                 self.pace.after_reads(reads, frames);
                 if frames > 0 {
