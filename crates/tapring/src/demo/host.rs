@@ -16,9 +16,6 @@ const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const GUEST_MAC: [u8; 6] = [0x02, 0x74, 0x61, 0x70, 0, 1];
 
-/// The port on which the guest hears answers.
-const GUEST_PORT: u16 = 5001;
-
 /// UDP payload of a datagram that fills an MTU of 1500.
 pub(super) const PAYLOAD_BYTES: usize = 1472;
 
@@ -82,7 +79,7 @@ impl Host {
         }
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let flow = Flow {
-            source: guest(GUEST_PORT),
+            source: guest(5001),
             destination: self.host(socket.local_addr()?.port()),
             wrapping: Wrapping::Udp,
         };
@@ -133,18 +130,6 @@ impl Host {
             rx_packets: counts[1],
             tx_dropped: counts[11],
         })
-    }
-}
-
-/// Where answers to the guest go.
-pub(super) const ANSWERS: (Ipv4Addr, u16) = (GUEST, GUEST_PORT);
-
-/// The flow of what answers the other.
-pub(super) const fn back(flow: Flow) -> Flow {
-    Flow {
-        source: flow.destination,
-        destination: flow.source,
-        wrapping: flow.wrapping,
     }
 }
 

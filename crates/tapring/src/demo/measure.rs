@@ -31,9 +31,9 @@ pub(super) struct Measured {
     pub(super) guest_cpu: Duration,
     /// Datagrams that arrived at the other end as they were sent.
     pub(super) verified: u64,
-    pub(super) damaged: u64,
-    /// Answers that arrived at the guest.
+    /// Datagrams that arrived at a guest that sends.
     pub(super) answers: u64,
+    pub(super) damaged: u64,
     /// Between guest and tap.
     pub(super) lost: u64,
     /// Behind the tap: by the receiver's socket, or by the tap's full queue.

@@ -16,6 +16,7 @@
 
 mod bench;
 mod daemon;
+mod duplex;
 mod figures;
 mod host;
 mod measure;
@@ -108,12 +109,13 @@ fn run_all(
             })?;
         report.rx = Some(report.direction(&runs));
     }
+    let guest_cost = args.guest_cost(&bench.rig.placement);
     let sections = &mut report.sections;
     if args.has(Section::DeferredRearm) {
-        sections.deferred_rearm = Some(DeferredRearm::run(bench, &rounds, args.guest_cost())?);
+        sections.deferred_rearm = Some(DeferredRearm::run(bench, &rounds, guest_cost)?);
     }
     if args.has(Section::BusyPoll) {
-        sections.busy_poll = Some(BusyPollSection::run(bench, &rounds, args.guest_cost())?);
+        sections.busy_poll = Some(BusyPollSection::run(bench, &rounds)?);
     }
     if args.has(Section::RxWake) {
         sections.rx_wake = Some(RxWakeSection::run(bench, &rounds, args.rx_guest_cost())?);

@@ -55,6 +55,11 @@ impl Placement {
         Duration::from_micros(if alone { 200 } else { 0 })
     }
 
+    /// Whether the receiver takes its time from the worker.
+    pub(super) const fn host_shares(&self) -> bool {
+        self.worker_cpu == self.receiver_cpu
+    }
+
     fn checked(cpus: [u32; 3], allowed: &[u32]) -> Result<Self> {
         for cpu in cpus {
             ensure!(

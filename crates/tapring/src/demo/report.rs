@@ -144,7 +144,7 @@ impl Settings {
             rounds: args.rounds,
             run_seconds: args.run_time().as_secs_f64(),
             exit_cost_us: args.exit_cost().as_micros(),
-            guest_cost_ns: args.guest_cost().as_nanos(),
+            guest_cost_ns: args.guest_cost(&placement).as_nanos(),
             rx_guest_cost_ns: args.rx_guest_cost().as_nanos(),
         }
     }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tapring_queue::{BusyPoll, Policy};
 
 use super::bench::Bench;
-use super::figures::Figures;
+use super::figures::{Figures, to_f64};
 use super::host::PAYLOAD_BYTES;
 use super::measure::Measured;
 use super::sections::{BEFORE_SUBMIT, NEWER, Rounds};
@@ -103,33 +103,38 @@ impl Sweep {
 
 impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [old, new, auto] = self.policies;
+        writeln!(f, "Sweep: {} bytes, one sender", self.payload_bytes)?;
         writeln!(
             f,
-            "Sweep: UDP, {} bytes, one sender. o: {}; n: {}; a: {}",
-            self.payload_bytes, self.policies[0], self.policies[1], self.policies[2]
+            "  (o)ld:  {old}\n  (n)ew:  {new}\n  (a)uto: {auto}\n  *: several"
         )?;
-        for exit_cost_us in EXIT_COSTS_US {
-            let points = self.points.iter();
-            let points: Vec<_> = points
-                .filter(|point| point.exit_cost_us == exit_cost_us)
-                .collect();
-            writeln!(
-                f,
-                "\nA kick costs the guest {exit_cost_us} µs more than the system call:"
-            )?;
-            writeln!(
-                f,
-                "{:>9} {:^26} {:^26}  kicks per million: 1 to 1000000, logarithmic",
-                "a datagram", "kicks per million frames", "datagrams/s"
-            )?;
-            writeln!(
-                f,
-                "{:>9}  {:>8}{:>9}{:>9} {:>8}{:>9}{:>9}  {PLOT_AXIS}",
-                "costs, ns", "old", "new", "auto", "old", "new", "auto"
-            )?;
-            points.iter().try_for_each(|point| writeln!(f, "{point}"))?;
-        }
-        Ok(())
+        EXIT_COSTS_US
+            .iter()
+            .try_for_each(|exit_cost_us| self.block(*exit_cost_us, f))
+    }
+}
+
+impl Sweep {
+    fn block(&self, exit_cost_us: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nA kick costs the guest {exit_cost_us} µs besides its system call"
+        )?;
+        writeln!(
+            f,
+            "{:>10}{:^27}{:^27}{:^16} kicks per million frames",
+            "datagram", "kicks per million frames", "datagrams/s", "against old"
+        )?;
+        writeln!(
+            f,
+            "{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8} {PLOT_AXIS}",
+            "costs, ns", "old", "new", "auto", "old", "new", "auto", "new", "auto"
+        )?;
+        self.points
+            .iter()
+            .filter(|point| point.exit_cost_us == exit_cost_us)
+            .try_for_each(|point| writeln!(f, "{point}"))
     }
 }
 
@@ -138,30 +143,48 @@ impl fmt::Display for Point {
         let all = [&self.old, &self.new, &self.auto];
         let kicks = all.map(|figures| figures.kicks_per_million_frames);
         let rates = all.map(|figures| figures.frames_per_second);
-        write!(f, "{:>9} ", self.guest_cost_ns)?;
+        write!(f, "{:>10}", self.guest_cost_ns)?;
         kicks
             .iter()
             .try_for_each(|kicks| write!(f, "{kicks:>9.0}"))?;
         rates.iter().try_for_each(|rate| write!(f, "{rate:>9.0}"))?;
-        write!(f, "  {}", plot(kicks))
+        for rate in &rates[1..] {
+            write!(f, "{:>7.2}x", rate / rates[0].max(1.0))?;
+        }
+        write!(f, " {}", plot(kicks))
     }
 }
 
-/// Six decades, four columns each.
-const PLOT_AXIS: &str = "|---|---|---|---|---|---|";
+/// Six decades, logarithmic.
+const PLOT_AXIS: &str = "1---10--100-1k--10k-100k1M";
 
-/// A line with a letter for each policy; where they meet the newest is seen.
+/// Columns a decade.
+const DECADE: usize = 4;
+
+/// A line with a letter for each policy.
 fn plot(kicks_per_million: [f64; 3]) -> String {
-    let mut line = vec![' '; PLOT_AXIS.len()];
+    let mut line = [' '; 6 * DECADE + 1];
     for (kicks, letter) in kicks_per_million.iter().zip(['o', 'n', 'a']) {
-        let most = PLOT_AXIS.len() - 1;
-        let column = (0..most).find(|column| kicks.max(1.0) < decade(*column + 1));
-        line[column.unwrap_or(most)] = letter;
+        let column = (1..line.len())
+            .take_while(|column| *kicks >= begin(*column))
+            .count();
+        line[column] = if line[column] == ' ' { letter } else { '*' };
     }
     line.iter().collect::<String>().trim_end().to_owned()
 }
 
-/// Where a column begins.
-fn decade(column: usize) -> f64 {
-    10f64.powf(column as f64 / 4.0)
+/// Where a column of the plot begins.
+fn begin(column: usize) -> f64 {
+    10f64.powf(to_f64(column as u64) / to_f64(DECADE as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_is_logarithmic() {
+        assert_eq!(plot([1_000_000.0, 0.0, 10.0]), "n   a                   o");
+        assert_eq!(plot([100.0, 90.0, 100.0]), "       n*");
+    }
 }

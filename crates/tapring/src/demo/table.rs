@@ -11,19 +11,19 @@ use super::series::{self, Series};
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.head(f)?;
-        let sections = &self.sections;
         if let Some(sweep) = &self.sweep {
-            writeln!(f, "\n{sweep}")?;
+            write!(f, "\n{sweep}")?;
         }
         self.directions(f)?;
+        let sections = &self.sections;
         if let Some(section) = &sections.deferred_rearm {
-            write!(f, "{section}")?;
+            self.deferred_rearm(section, f)?;
         }
         if let Some(section) = &sections.busy_poll {
-            write!(f, "{section}")?;
+            busy_poll(section, f)?;
         }
         if let Some(section) = &sections.rx_wake {
-            write!(f, "{section}")?;
+            rx_wake(section, f)?;
         }
         self.foot(f)
     }
@@ -41,8 +41,16 @@ impl Report {
         writeln!(f, "{}", settings.placement)?;
         writeln!(
             f,
-            "Medians of {} rounds, {:.2} s a run. A kick costs the guest {} µs more than its system call.",
-            settings.rounds, settings.run_seconds, settings.exit_cost_us
+            "Medians of {} rounds, {:.2} s a run.{}",
+            settings.rounds,
+            settings.run_seconds,
+            match self.sweep {
+                Some(_) => String::new(),
+                None => format!(
+                    " A kick costs the guest {} µs besides its system call (--exit-cost-us).",
+                    settings.exit_cost_us
+                ),
+            }
         )
     }
 
@@ -55,8 +63,20 @@ impl Report {
         if columns.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\nAs fast as it goes, policies as by default")?;
+        writeln!(f, "\nAs fast as it goes, under the default policy")?;
         table(f, &columns, &ROWS)
+    }
+
+    fn deferred_rearm(&self, section: &DeferredRearm, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cost = self.settings.guest_cost_ns;
+        let title = |bytes| {
+            format!(
+                "Deferred rearm: {bytes}, one sender, {cost} ns a datagram before it is handed over"
+            )
+        };
+        let full = title(format!("{PAYLOAD_BYTES} bytes"));
+        comparison(f, &full, &section.full, Some(&series::DEFERRED_REARM))?;
+        comparison(f, &title("1 byte".to_owned()), &section.one_byte, None)
     }
 
     fn foot(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,7 +92,7 @@ impl Report {
         )?;
         writeln!(
             f,
-            "Kicks in all: {} sent by the guest, {} taken by the daemon.",
+            "Kicks in all: {} sent by the guest, {} taken by the daemon (several before it looks are one to it).",
             self.kicks.guest, self.kicks.daemon
         )?;
         writeln!(f, "Simulated: {}.", SIMULATED.join(";\n  "))?;
@@ -80,46 +100,34 @@ impl Report {
     }
 }
 
-impl fmt::Display for DeferredRearm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = format!("Deferred rearm, {PAYLOAD_BYTES} bytes");
-        comparison(f, &title, &self.full, Some(&series::DEFERRED_REARM))?;
-        comparison(f, "Deferred rearm, 1 byte", &self.one_byte, None)
-    }
+fn busy_poll(section: &BusyPollSection, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let title = format!(
+        "Busy poll: {PAYLOAD_BYTES} bytes, one sender, {} ns a datagram, and one back for every other one.\n  \
+         No sleeping receiver here: the guest's thread is also its peer on the host",
+        section.guest_cost_ns
+    );
+    comparison(f, &title, &section.comparison, Some(&series::BUSY_POLL))
 }
 
-impl fmt::Display for BusyPollSection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let title = format!("Busy poll, {PAYLOAD_BYTES} bytes, answers");
-        comparison(f, &title, &self.comparison, Some(&series::BUSY_POLL))
-    }
-}
-
-impl fmt::Display for RxWakeSection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "\nRX wake, {PAYLOAD_BYTES} bytes: a flood to a slower guest"
-        )?;
-        writeln!(f, "{}", series::RX_WAKE)?;
-        let columns = [
-            ("first-free", &self.first_free),
-            ("half", &self.half),
-            ("empty", &self.empty),
-        ];
-        table(f, &columns, &ROWS)?;
-        let best = self
-            .first_free
-            .frames_per_second
-            .max(self.empty.frames_per_second);
-        writeln!(
-            f,
-            "half delivers {:.2} of the better of the others, with {} kicks against {} of first-free",
-            self.half.frames_per_second / best.max(1.0),
-            self.half.kicks,
-            self.first_free.kicks
-        )
-    }
+fn rx_wake(section: &RxWakeSection, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    writeln!(
+        f,
+        "\nRX wake: a flood of {PAYLOAD_BYTES} bytes a datagram to a guest that needs {} ns for each",
+        section.guest_cost_ns
+    )?;
+    writeln!(f, "  kernel series: {}", series::RX_WAKE)?;
+    let columns = [
+        ("first-free", &section.first_free),
+        ("half", &section.half),
+        ("empty", &section.empty),
+    ];
+    table(f, &columns, &COMPARED)?;
+    let (to_first_free, to_empty) = (&section.half_to_first_free, &section.half_to_empty);
+    writeln!(
+        f,
+        "half against first-free: {:.2}x the datagrams/s, {:.1}x fewer kicks/s; against empty: {:.2}x the datagrams/s",
+        to_first_free.frames_per_second, to_first_free.kicks_per_second, to_empty.frames_per_second
+    )
 }
 
 /// A figure a row, a kind of run a column.
@@ -146,43 +154,27 @@ fn comparison(
     comparison: &Comparison,
     series: Option<&Series>,
 ) -> fmt::Result {
-    let Comparison {
-        policies,
-        old,
-        new,
-        ratio,
-        ..
-    } = comparison;
-    writeln!(f, "\n{title}: {} against {}", policies.old, policies.new)?;
+    let policies = &comparison.policies;
+    writeln!(f, "\n{title}")?;
+    writeln!(f, "  before: {}; after: {}", policies.old, policies.new)?;
     if let Some(series) = series {
-        writeln!(f, "kernel series: {}", series.name)?;
+        writeln!(f, "  kernel series: {}", series.name)?;
+        writeln!(f, "{:28}{:^36}  {:^36}", "", "kernel series", "here")?;
     }
-    writeln!(
-        f,
-        "{:28}{:^28}{:^30}",
-        "",
-        if series.is_some() {
-            "kernel series"
-        } else {
-            ""
-        },
-        "here"
-    )?;
-    writeln!(
-        f,
-        "{:28}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}",
-        "", "before", "after", "", "before", "after", ""
-    )?;
-    for (name, decimals, figure) in &ROWS {
-        let theirs = series
-            .and_then(|series| series.row(name))
-            .unwrap_or_default();
-        let (old, new) = (figure(old), figure(new));
-        let change = change(name, ratio);
-        writeln!(
-            f,
-            "{name:28}{theirs:28}{old:>10.decimals$}{new:>10.decimals$}{change:>10}"
-        )?;
+    write!(f, "{:28}", "")?;
+    if series.is_some() {
+        write!(f, "{:>11}{:>11}{:>14}  ", "before", "after", "change")?;
+    }
+    writeln!(f, "{:>11}{:>11}{:>14}", "before", "after", "change")?;
+    for (name, decimals, figure) in &COMPARED {
+        write!(f, "{name:28}")?;
+        if let Some(series) = series {
+            let [before, after, change] = series.row(name);
+            write!(f, "{before:>11}{after:>11}{change:>14}  ")?;
+        }
+        let (old, new) = (figure(&comparison.old), figure(&comparison.new));
+        let change = change(name, &comparison.ratio);
+        writeln!(f, "{old:>11.decimals$}{new:>11.decimals$}{change:>14}")?;
     }
     Ok(())
 }
@@ -190,14 +182,15 @@ fn comparison(
 /// The median ratio, of the figures that have one.
 fn change(name: &str, ratio: &Ratio) -> String {
     match name {
-        KICKS_A_SECOND => format!("{:.1} x", ratio.kicks_per_second),
-        KICKS_A_MILLION => format!("{:.1} x", ratio.kicks_per_million_frames),
-        DATAGRAMS_A_SECOND | GBIT_A_SECOND => format!("{:.2} x", ratio.frames_per_second),
-        WORKER_CPU => format!("{:.2} x", ratio.worker_cpu_ns_per_frame),
+        KICKS_A_SECOND => format!("{:.1}x fewer", ratio.kicks_per_second),
+        KICKS_A_MILLION => format!("{:.1}x fewer", ratio.kicks_per_million_frames),
+        DATAGRAMS_A_SECOND | GBIT_A_SECOND => format!("{:.2}x", ratio.frames_per_second),
+        WORKER_CPU => format!("{:.2}x less", ratio.worker_cpu_ns_per_frame),
         _ => String::new(),
     }
 }
 
+/// Name, decimals, and where it is.
 type Row = (&'static str, usize, fn(&Figures) -> f64);
 
 pub(super) const DATAGRAMS_A_SECOND: &str = "datagrams/s";
@@ -206,14 +199,37 @@ pub(super) const KICKS_A_SECOND: &str = "kicks/s";
 const KICKS_A_MILLION: &str = "kicks per million frames";
 const WORKER_CPU: &str = "worker CPU per frame, ns";
 
-const ROWS: [Row; 14] = [
+const COMPARED: [Row; 11] = [
+    (KICKS_A_SECOND, 1, |figures| figures.kicks_per_second),
+    (KICKS_A_MILLION, 1, |figures| {
+        figures.kicks_per_million_frames
+    }),
+    ("kicks", 0, |figures| to_f64(figures.kicks)),
+    (DATAGRAMS_A_SECOND, 0, |figures| figures.frames_per_second),
+    (GBIT_A_SECOND, 2, |figures| figures.gbit_per_second),
+    ("mean batch, frames", 1, |figures| figures.mean_batch),
+    (WORKER_CPU, 0, |figures| figures.worker_cpu_ns_per_frame),
+    ("guest CPU per frame, ns", 0, |figures| {
+        figures.guest_cpu_ns_per_frame
+    }),
+    ("datagrams verified", 0, |figures| {
+        to_f64(figures.frames_verified)
+    }),
+    ("lost, guest to tap and back", 0, |figures| {
+        to_f64(figures.frames_lost)
+    }),
+    ("dropped behind the tap", 0, |figures| {
+        to_f64(figures.receiver_dropped)
+    }),
+];
+
+const ROWS: [Row; 13] = [
     (DATAGRAMS_A_SECOND, 0, |figures| figures.frames_per_second),
     (GBIT_A_SECOND, 2, |figures| figures.gbit_per_second),
     (KICKS_A_SECOND, 1, |figures| figures.kicks_per_second),
     (KICKS_A_MILLION, 1, |figures| {
         figures.kicks_per_million_frames
     }),
-    ("kicks", 0, |figures| to_f64(figures.kicks)),
     ("calls/s", 0, |figures| figures.calls_per_second),
     ("mean batch, frames", 1, |figures| figures.mean_batch),
     (WORKER_CPU, 0, |figures| figures.worker_cpu_ns_per_frame),

@@ -3,9 +3,8 @@
 //! ```text
 //!  guest's CPU                        worker's CPU                     receiver's CPU
 //!  make a datagram, spin until it     tap: the host's stack, which     recv, verify
-//!  took as long as a guest would,  ─► puts it into the socket and   ─► now and then an answer ──┐
-//!  add, kick if asked, spin again     wakes the receiver                                        │
-//!  now and then look for answers  ◄────────────────────────────────── tap ◄─────────────────────┘
+//!  took as long as a guest would,  ─► puts it into the socket and   ─► sleep
+//!  add, kick if asked, spin again     wakes the receiver
 //! ```
 
 use std::net::UdpSocket;
@@ -15,20 +14,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use tapring_guest::traffic::{Flow, Verifier, fill_payload};
-use tapring_guest::{Pair, RxQueue};
+use tapring_guest::TxQueue;
+use tapring_guest::traffic::{Flow, Report, Verifier};
 
 use super::LIMIT;
 use super::bench::Bench;
-use super::host::{ANSWERS, Host, PAYLOAD_BYTES, back};
+use super::host::{Host, PAYLOAD_BYTES};
 use super::measure::{Measured, Snapshot, spin_until, thread_cpu};
 use super::placement::pin;
 
-/// Frames between two looks at the clock, and at the receiveq if there are answers.
+/// Frames between two looks at the clock.
 const STRIDE: u64 = 16;
-
-/// virtio-net's NAPI budget.
-const BUDGET: usize = 64;
 
 /// Payloads shorter than this have no room for a sequence number.
 const SEQUENCE_BYTES: usize = 8;
@@ -39,8 +35,6 @@ pub(super) struct TxLoad {
     pub(super) payload_bytes: usize,
     /// From the start of one datagram to when the guest hands it over.
     pub(super) guest_cost: Duration,
-    /// The receiver answers each n-th datagram.
-    pub(super) answer_every: Option<u64>,
 }
 
 impl TxLoad {
@@ -48,22 +42,20 @@ impl TxLoad {
     pub(super) const SATURATING: Self = Self {
         payload_bytes: PAYLOAD_BYTES,
         guest_cost: Duration::ZERO,
-        answer_every: None,
     };
 }
 
 /// What the guest did.
-struct Sent {
-    frames: u64,
-    elapsed: Duration,
-    cpu: Duration,
+pub(super) struct Sent {
+    pub(super) frames: u64,
+    pub(super) elapsed: Duration,
+    pub(super) cpu: Duration,
 }
 
 /// What the receiver got.
 struct Received {
     verified: u64,
     damaged: u64,
-    answers: u64,
 }
 
 /// Runs the load for `time`, and waits until everything has arrived.
@@ -72,7 +64,6 @@ pub(super) fn run(bench: &mut Bench, load: &TxLoad, time: Duration) -> Result<Me
     let (rig, pair) = (&bench.rig, &mut bench.pair);
     let before = Snapshot::take(rig, pair)?;
     let (start, sent_all) = (Barrier::new(2), AtomicBool::new(false));
-    let mut answers = Verifier::new(back(flow));
     let (sent, received) = thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let pinned = pin(rig.placement.receiver_cpu);
@@ -82,7 +73,7 @@ pub(super) fn run(bench: &mut Bench, load: &TxLoad, time: Duration) -> Result<Me
         let guest = scope.spawn(|| {
             let pinned = pin(rig.placement.guest_cpu);
             start.wait();
-            pinned.and_then(|()| send(pair, flow, load, time, &mut answers))
+            pinned.and_then(|()| send(&mut pair.tx, flow, load, time))
         });
         let sent = guest.join().map_err(|_| anyhow!("the guest panicked"))?;
         sent_all.store(true, Ordering::Release);
@@ -91,12 +82,9 @@ pub(super) fn run(bench: &mut Bench, load: &TxLoad, time: Duration) -> Result<Me
         let received = received.map_err(|_| anyhow!("the receiver panicked"))?;
         anyhow::Ok((sent?, received?))
     })?;
-    let dropped = rig.host.counts()?.tx_dropped - before.link.tx_dropped;
-    let on_their_way = received.answers - dropped;
-    let lost_answers = take_the_rest(&mut pair.rx, &mut answers, on_their_way)?;
     let after = Snapshot::take(rig, pair)?;
     let reached = after.link.rx_packets - before.link.rx_packets;
-    let (answers, moved) = (answers.report(0), after.usage.tx - before.usage.tx);
+    let moved = after.usage.tx - before.usage.tx;
     Ok(Measured {
         payload_bytes: load.payload_bytes,
         frames: sent.frames,
@@ -105,42 +93,36 @@ pub(super) fn run(bench: &mut Bench, load: &TxLoad, time: Duration) -> Result<Me
         packets: moved.packets,
         batches: moved.batches,
         verified: received.verified,
-        damaged: received.damaged + damaged(&answers),
-        answers: answers.received,
-        lost: sent.frames.saturating_sub(reached) + lost_answers,
+        damaged: received.damaged,
+        lost: sent.frames.saturating_sub(reached),
         receiver_dropped: reached.saturating_sub(received.verified + received.damaged),
         ..after.since(&before)
     })
 }
 
 /// Verified datagrams that were not as they should be.
-pub(super) const fn damaged(report: &tapring_guest::traffic::Report) -> u64 {
+pub(super) const fn damaged(report: &Report) -> u64 {
     report.corrupt + report.duplicated + report.reordered
 }
 
-fn send(
-    pair: &mut Pair,
-    flow: Flow,
-    load: &TxLoad,
-    time: Duration,
-    answers: &mut Verifier,
-) -> Result<Sent> {
+/// Frames of the flow, good or not.
+pub(super) fn arrived(verifier: &Verifier) -> u64 {
+    let report = verifier.report(0);
+    report.received + report.duplicated + report.corrupt
+}
+
+fn send(queue: &mut TxQueue, flow: Flow, load: &TxLoad, time: Duration) -> Result<Sent> {
     let mut frame = vec![0; flow.header_bytes() + load.payload_bytes];
-    // This guest looks by itself, as a driver in NAPI's polling mode.
-    pair.rx.ring_mut().disable_calls();
     let (began, cpu) = (Instant::now(), thread_cpu());
     let mut sent = 0;
     while began.elapsed() < time {
         for _ in 0..STRIDE {
-            write(flow, sent, &mut frame, load);
-            pair.tx.transmit(&frame, false, LIMIT)?;
+            write(flow, sent, &mut frame, load.guest_cost);
+            queue.transmit(&frame, false, LIMIT)?;
             sent += 1;
         }
-        if load.answer_every.is_some() {
-            take_answers(&mut pair.rx, answers)?;
-        }
     }
-    pair.tx.wait_for_all(LIMIT)?;
+    queue.wait_for_all(LIMIT)?;
     Ok(Sent {
         frames: sent,
         elapsed: began.elapsed(),
@@ -148,40 +130,15 @@ fn send(
     })
 }
 
-fn write(flow: Flow, sequence: u64, frame: &mut [u8], load: &TxLoad) {
+/// Makes a datagram, which takes the guest at least `cost`.
+fn write(flow: Flow, sequence: u64, frame: &mut [u8], cost: Duration) {
     let began = Instant::now();
-    if load.payload_bytes < SEQUENCE_BYTES {
+    if frame.len() < flow.header_bytes() + SEQUENCE_BYTES {
         flow.wrap(sequence, frame);
     } else {
         flow.write(sequence, frame);
     }
-    spin_until(began, load.guest_cost);
-}
-
-fn take_answers(queue: &mut RxQueue, answers: &mut Verifier) -> Result<usize> {
-    let taken = queue.receive(BUDGET, |frame| {
-        answers.frame(frame);
-    })?;
-    queue.refill_as_linux();
-    Ok(taken)
-}
-
-/// Takes answers until there are `all`; returns how many never came.
-fn take_the_rest(queue: &mut RxQueue, answers: &mut Verifier, all: u64) -> Result<u64> {
-    let began = Instant::now();
-    loop {
-        let taken = arrived(answers);
-        if taken >= all || began.elapsed() > LIMIT {
-            return Ok(all.saturating_sub(taken));
-        }
-        take_answers(queue, answers)?;
-    }
-}
-
-/// Frames of the flow, good or not.
-pub(super) fn arrived(verifier: &Verifier) -> u64 {
-    let report = verifier.report(0);
-    report.received + report.duplicated + report.corrupt
+    spin_until(began, cost);
 }
 
 /// Verifies datagrams until the sender is done and no more come.
@@ -199,40 +156,20 @@ fn receive(
             Ok(0) => return Ok(tally.end()),
             Ok(bytes) => tally.take(&datagram[..bytes]),
             Err(error) if is_timeout(&error) && done => return Ok(tally.end()),
-            Err(error) if is_timeout(&error) => continue,
+            Err(error) if is_timeout(&error) => {}
             Err(error) => return Err(error).context("cannot receive from the tap"),
-        }
-        if load
-            .answer_every
-            .is_some_and(|n| tally.all.is_multiple_of(n))
-        {
-            answer(socket, tally.answers)?;
-            tally.answers += 1;
         }
     }
 }
-
-/// What does not fit the tap's queue is dropped there and counted by the kernel.
-fn answer(socket: &UdpSocket, sequence: u64) -> Result<()> {
-    let mut payload = [0; ANSWER_BYTES];
-    fill_payload(sequence, &mut payload);
-    let sent = socket.send_to(&payload, ANSWERS);
-    sent.map(drop).context("cannot send to the tap")
-}
-
-/// About what a TCP acknowledgement has.
-const ANSWER_BYTES: usize = 24;
 
 /// The receiver's count.
 struct Tally {
     verifier: Verifier,
     payload_bytes: usize,
-    all: u64,
     /// Datagrams too short for a sequence number, told by their length alone; the kernel has held their checksums against
     /// their bytes.
     short: u64,
     wrong: u64,
-    answers: u64,
 }
 
 impl Tally {
@@ -240,15 +177,12 @@ impl Tally {
         Self {
             verifier: Verifier::new(flow),
             payload_bytes: load.payload_bytes,
-            all: 0,
             short: 0,
             wrong: 0,
-            answers: 0,
         }
     }
 
     fn take(&mut self, datagram: &[u8]) {
-        self.all += 1;
         if datagram.len() != self.payload_bytes {
             self.wrong += 1;
         } else if self.payload_bytes < SEQUENCE_BYTES {
@@ -263,7 +197,6 @@ impl Tally {
         Received {
             verified: self.short + report.received,
             damaged: self.wrong + damaged(&report),
-            answers: self.answers,
         }
     }
 }

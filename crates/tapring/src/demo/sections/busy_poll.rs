@@ -1,7 +1,11 @@
 //! `busy_poll_interrupt`: what becomes of a busy poll that other work ends.
 //!
-//! The guest sends, and the receiver answers every other datagram, as TCP acknowledges every other segment. Each answer is
-//! work of the receiveq's that ends the poll of the transmitq's. The old way then asked for kicks, although the worker is awake.
+//! The guest sends a datagram every few microseconds, well within the poll, so that the worker needs no kick for it. For every
+//! other one its peer sends one back, as TCP acknowledges every other segment. That is work of the receiveq's, and it ends the
+//! poll of the transmitq's: the old way then asked for kicks, although the worker is awake, and the guest's next datagram kicked.
+//!
+//! With a guest so fast that the ring never runs dry there is no poll to interrupt, and with one slower than the poll each
+//! datagram kicks in either case.
 
 use std::time::Duration;
 
@@ -10,10 +14,13 @@ use serde::Serialize;
 use tapring_queue::{BusyPoll, BusyPollInterrupt, Policy};
 
 use super::{Bench, Comparison, NEWER, Policies, Rounds};
+use crate::demo::duplex;
 use crate::demo::host::PAYLOAD_BYTES;
-use crate::demo::tx::{self, TxLoad};
 
 const POLL: Duration = Duration::from_micros(10);
+
+/// What a datagram costs the guest here: half of the poll. Less would not hold what the peer does meanwhile.
+const GUEST_COST: Duration = Duration::from_micros(5);
 
 const REQUEUE: Policy = Policy {
     busy_poll: BusyPoll::For(POLL),
@@ -30,35 +37,23 @@ const POLICIES: Policies = Policies {
     new: "busy_poll_us=10 busy_poll_interrupt=requeue",
 };
 
-/// TCP acknowledges every other segment.
-const ANSWER_EVERY: u64 = 2;
-
 /// One sender, with answers.
 #[derive(Debug, Serialize)]
 pub(in crate::demo) struct BusyPollSection {
     payload_bytes: usize,
-    answer_every: u64,
+    pub(in crate::demo) guest_cost_ns: u128,
     #[serde(flatten)]
     pub(in crate::demo) comparison: Comparison,
 }
 
 impl BusyPollSection {
-    pub(in crate::demo) fn run(
-        bench: &mut Bench,
-        rounds: &Rounds<'_>,
-        guest_cost: Duration,
-    ) -> Result<Self> {
-        let load = TxLoad {
-            payload_bytes: PAYLOAD_BYTES,
-            guest_cost,
-            answer_every: Some(ANSWER_EVERY),
-        };
+    pub(in crate::demo) fn run(bench: &mut Bench, rounds: &Rounds<'_>) -> Result<Self> {
         let runs = rounds.alternate(bench, "busy poll", &[REARM, REQUEUE], |bench, time| {
-            tx::run(bench, &load, time)
+            duplex::run(bench, GUEST_COST, time)
         })?;
         Ok(Self {
             payload_bytes: PAYLOAD_BYTES,
-            answer_every: ANSWER_EVERY,
+            guest_cost_ns: GUEST_COST.as_nanos(),
             comparison: Comparison::of(POLICIES, &runs),
         })
     }

@@ -44,7 +44,6 @@ impl DeferredRearm {
             let load = TxLoad {
                 payload_bytes,
                 guest_cost,
-                answer_every: None,
             };
             let runs = rounds.alternate(
                 bench,

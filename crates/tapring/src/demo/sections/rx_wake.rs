@@ -20,7 +20,7 @@ use crate::demo::rx;
 #[derive(Debug, Serialize)]
 pub(in crate::demo) struct RxWakeSection {
     payload_bytes: usize,
-    guest_cost_ns: u128,
+    pub(in crate::demo) guest_cost_ns: u128,
     pub(in crate::demo) first_free: Figures,
     pub(in crate::demo) half: Figures,
     pub(in crate::demo) empty: Figures,
