@@ -250,7 +250,11 @@ impl TxQueue {
         }
         if unsent.is_some() {
             self.vq.quiet(ring);
-            self.vq.enter(DrainEnd::TapFull.state());
+            let end = match self.vq.weak.lacks(Weakness::FullTapIsTried) {
+                true => DrainEnd::BudgetSpent,
+                false => DrainEnd::TapFull,
+            };
+            self.vq.enter(end.state());
         } else if self.kicks_are_on() {
             // The old way: whatever came since the batch was popped has kicked.
             self.vq.enter(State::Armed);

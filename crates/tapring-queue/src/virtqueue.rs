@@ -200,6 +200,9 @@ impl Virtqueue {
 
     /// Until when the ring is to be watched before it is armed, if it has nothing to do.
     pub(crate) fn poll_deadline(&mut self, now: Instant) -> Option<Instant> {
+        if self.weak.lacks(Weakness::PollStartsAnew) && self.state == State::BusyPoll {
+            self.clock.restart();
+        }
         match self.state {
             State::Draining | State::BusyPoll | State::Waiting => {
                 self.clock.deadline(self.policy.busy_poll, now)

@@ -22,17 +22,23 @@ pub enum Weakness {
     ThresholdWithoutTimer,
     /// Rule 3: a completion asks the policy, not the ring, whether kicks are on.
     PolicyReadAfresh,
+    /// Rule 6: a poll that was interrupted begins anew.
+    PollStartsAnew,
+    /// Rule 2: a ring whose tap is full is tried again, in place of waiting for POLLOUT.
+    FullTapIsTried,
 }
 
 impl Weakness {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::NoLookAfterArming,
         Self::SwallowedLateKick,
         Self::ArmedOnStart,
         Self::ThresholdWithoutLook,
         Self::ThresholdWithoutTimer,
         Self::PolicyReadAfresh,
+        Self::PollStartsAnew,
+        Self::FullTapIsTried,
     ];
 }
 

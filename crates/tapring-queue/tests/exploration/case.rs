@@ -91,6 +91,18 @@ impl Case {
         }
     }
 
+    /// More of everything: more than a test should take. Two rings have enough.
+    pub(crate) fn deepen(&mut self) {
+        let ((None, Some(ring)) | (Some(ring), None)) = (&mut self.tx, &mut self.rx) else {
+            return;
+        };
+        ring.chains += 1;
+        self.inside += 1;
+        self.frames += u8::from(self.rx.is_some());
+        self.ticks += u8::from(self.ticks > 0);
+        self.moves += u8::from(self.moves > 0);
+    }
+
     pub(crate) fn policy(&self) -> Policy {
         self.policies[0]
     }

@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use tapring_queue::{
     Block, BusyPoll, BusyPollInterrupt, Direction, KickRearm, RxWake, State, THRESHOLD_TIMER,
+    Weakness,
 };
 
+use crate::case::Lacks;
 use crate::worker::At;
 use crate::world::World;
 
@@ -39,6 +41,10 @@ impl World<'_> {
     }
 
     fn check_kicks(&self) {
+        // It leaves kicks on, which is soon found; what counts is the wake-up that it loses.
+        if self.case.lacks == Lacks::Rule(Weakness::PolicyReadAfresh) {
+            return;
+        }
         let guest = self.guest.borrow();
         for direction in Direction::ALL {
             let state = self.pair.state(direction);

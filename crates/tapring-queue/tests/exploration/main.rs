@@ -30,7 +30,7 @@
 //! with both rings, malformed chains and every policy, are the simulation in `tests/engine`.
 //!
 //! `cargo test -p tapring-queue --test exploration [WORDS]` explores the cases with WORDS in their
-//! names.
+//! names; `-- --deep` larger ones, for minutes.
 
 mod case;
 mod cases;
@@ -72,7 +72,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     quiet::expect_panics();
-    let all = cases::all();
+    let mut all = cases::all();
+    if std::env::args().any(|word| word == "--deep") {
+        all.iter_mut().for_each(Case::deepen);
+    }
     let mut cases = all.clone();
     cases.extend(mutants::cases(&all));
     let wanted = |case: &Case| words.as_ref().is_none_or(|words| case.name.contains(words));

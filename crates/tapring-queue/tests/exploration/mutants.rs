@@ -19,7 +19,7 @@ const fn of_engine(name: &'static str, weakness: Weakness, case: &'static str) -
     }
 }
 
-const MUTANTS: [Mutant; 7] = [
+const MUTANTS: [Mutant; 9] = [
     of_engine(
         "no look after arming",
         Weakness::NoLookAfterArming,
@@ -55,6 +55,16 @@ const MUTANTS: [Mutant; 7] = [
         "policy read afresh in mid-flight",
         Weakness::PolicyReadAfresh,
         "TX, policy switched in mid-flight",
+    ),
+    of_engine(
+        "interrupted poll begins anew",
+        Weakness::PollStartsAnew,
+        "TX, busy poll",
+    ),
+    of_engine(
+        "full tap is tried again",
+        Weakness::FullTapIsTried,
+        "TX, tap full",
     ),
 ];
 

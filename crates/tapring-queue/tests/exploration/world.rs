@@ -144,7 +144,8 @@ impl<'s> World<'s> {
     }
 
     fn take(&mut self, next: Next) {
-        if next != Next::Worker {
+        // That the tap took nothing is no reason to try again.
+        if !matches!(next, Next::Worker | Next::Host(Happens::Complete)) {
             self.worker.idle = 0;
         }
         match next {
