@@ -12,6 +12,7 @@ mod kicks;
 mod layouts;
 mod life_cycle;
 mod old_ways;
+mod policies;
 mod receive;
 mod rig;
 mod rng;
