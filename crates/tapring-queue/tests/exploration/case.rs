@@ -39,6 +39,8 @@ pub(crate) struct Case {
     /// What the frontend may do, and how often in all.
     pub(crate) frontend: Vec<Kind>,
     pub(crate) moves: u8,
+    /// Chains sent at short intervals before anything else happens, so that `BusyPoll::Auto` polls.
+    pub(crate) warm_up: u8,
     /// How often time passes.
     pub(crate) ticks: u8,
     /// Steps the guest may take inside of one call into the engine.
@@ -85,6 +87,7 @@ impl Case {
             holes: false,
             frontend: Vec::new(),
             moves: 0,
+            warm_up: 0,
             ticks: 0,
             inside: 1,
             lacks: Lacks::Nothing,

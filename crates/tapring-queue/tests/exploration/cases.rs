@@ -89,8 +89,11 @@ fn transmit(event_idx: bool, into: &mut Vec<Case>) {
         ("TX, busy poll, before-submit", POLLING_BEFORE_SUBMIT),
         ("TX, busy poll, auto", AUTO),
     ] {
+        // Auto has to see a steady sender first.
+        let warm_up = if policy == AUTO { 16 } else { 0 };
         into.push(Case {
             ticks: 3,
+            warm_up,
             // What interrupts a poll where there is no other ring.
             frontend: vec![Kind::Kick],
             moves: 1,

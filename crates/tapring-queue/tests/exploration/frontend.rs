@@ -76,8 +76,7 @@ impl World<'_> {
         let side = guest.side_mut(direction).expect("the case has the ring");
         let mut setup = side.driver.setup();
         setup.next_avail = side.driver.used_index(memory);
-        // Its kick fd is new; what the old one held is lost.
-        side.kicked = false;
+        guest.lose_kicks(direction);
         self.pair.start(direction, setup, Some(memory));
         let state = self.pair.state(direction);
         self.note(|| format!("start {direction} ring -> {state:?}"));
@@ -159,10 +158,7 @@ impl World<'_> {
                 self.note(|| format!("disable {direction}"));
             }
             Kind::NewKick => {
-                // What the old one held is lost.
-                if let Some(side) = self.guest.get_mut().side_mut(direction) {
-                    side.kicked = false;
-                }
+                self.guest.get_mut().lose_kicks(direction);
                 self.pair.on_new_kick(direction, Some(memory));
                 self.note(|| format!("a new {direction} kick fd"));
             }

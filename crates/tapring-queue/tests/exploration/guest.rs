@@ -83,7 +83,7 @@ impl<'s> Guest<'s> {
                 let event_idx = case.event_idx;
                 Side {
                     driver: Driver::new(memory, base, ring.size, case.start_at, event_idx),
-                    left: ring.chains + ring.posted,
+                    left: ring.chains + ring.posted + case.warm_up,
                     most: ring.most,
                     undecided: false,
                     ringing: false,
@@ -245,6 +245,19 @@ impl Guest<'_> {
         side.ringing = false;
         side.kicked = true;
         self.notes.step(|| format!("the {direction} kick arrives"));
+    }
+
+    /// The kick fd is new. What the old one held is lost, and maybe what is still on its way to it.
+    pub(crate) fn lose_kicks(&mut self, direction: Direction) {
+        let Some(side) = self.sides[direction.index()].as_mut() else {
+            return;
+        };
+        side.kicked = false;
+        if side.ringing && self.choices.choose(2) == 1 {
+            side.ringing = false;
+            self.notes
+                .step(|| format!("a {direction} kick is lost with the old kick fd"));
+        }
     }
 
     /// Virtio 1.3 §2.7.7.2.

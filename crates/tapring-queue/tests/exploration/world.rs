@@ -87,8 +87,35 @@ impl<'s> World<'s> {
             memory: [0; MEMORY],
         };
         world.set_up();
+        world.warm_up();
         world.put_memory_away();
         world
+    }
+
+    /// Chains one by one, each sent before the next.
+    fn warm_up(&mut self) {
+        for _ in 0..self.case.warm_up {
+            self.now += Duration::from_micros(1);
+            self.take(Next::Guest(Direction::Tx, Does::Add));
+            self.settle();
+        }
+    }
+
+    /// Whatever is owed happens, until the worker rests.
+    fn settle(&mut self) {
+        let mut possible = Vec::new();
+        loop {
+            self.guest.get_mut().choices.follow(Script::default());
+            self.possible(&mut possible);
+            let owed = possible.drain(..).find(|next| {
+                let guest = matches!(next, Next::Guest(_, Does::Decide | Does::Ring));
+                guest || matches!(next, Next::Worker | Next::Host(Happens::Complete))
+            });
+            match owed {
+                Some(next) => self.take(next),
+                None => return,
+            }
+        }
     }
 
     /// One step by somebody. Whether there was anything left to do.
