@@ -70,6 +70,11 @@ const MUTANTS: [Mutant; 9] = [
 
 /// The cases without the rules, each with EVENT_IDX and with flags.
 pub(crate) fn cases(all: &[Case]) -> Vec<Case> {
+    for weakness in Weakness::ALL {
+        let lacks = Lacks::Rule(weakness);
+        let has_case = MUTANTS.iter().any(|mutant| mutant.lacks == lacks);
+        assert!(has_case, "no case is to notice {weakness:?}");
+    }
     MUTANTS
         .iter()
         .flat_map(|mutant| mutant.cases(all))
