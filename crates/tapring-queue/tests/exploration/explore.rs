@@ -8,6 +8,7 @@ use std::fmt;
 
 use crate::case::Case;
 use crate::choice::Script;
+use crate::mix::BuildMix;
 use crate::quiet::quietly;
 use crate::world::{Stage, World};
 
@@ -55,7 +56,7 @@ pub(crate) struct Explorer<'s> {
     case: &'s Case,
     stage: &'s Stage,
     nodes: Vec<Node>,
-    seen: HashSet<u64>,
+    seen: HashSet<u64, BuildMix>,
     /// States whose steps were not tried yet.
     ahead: VecDeque<(usize, World<'s>)>,
     found: Found,
@@ -75,7 +76,7 @@ impl<'s> Explorer<'s> {
             case,
             stage,
             nodes: vec![root],
-            seen: HashSet::from([world.fingerprint()]),
+            seen: HashSet::from_iter([world.fingerprint()]),
             ahead: VecDeque::from([(ROOT, world)]),
             found: Found::default(),
         }

@@ -48,6 +48,7 @@ mod frames;
 mod frontend;
 mod guest;
 mod host;
+mod mix;
 mod mutants;
 mod notes;
 mod quiet;

@@ -5,7 +5,7 @@
 //! with the one before it.
 
 use std::cell::{Ref, RefCell};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use tapring_queue::{Direction, Features, Policy, QueuePair};
@@ -17,6 +17,7 @@ use crate::frames::frame;
 use crate::frontend::{Frontend, Move};
 use crate::guest::{Does, Guest, MEMORY, RINGS};
 use crate::host::{Happens, Host};
+use crate::mix::Mix;
 use crate::worker::Worker;
 
 /// What all worlds of a thread have in common: memory, and what never changes.
@@ -225,7 +226,7 @@ impl World<'_> {
 impl World<'_> {
     /// Tells this state from all in which something else may come next.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Mix::default();
         self.pair.fingerprint(self.now).hash(&mut hasher);
         self.guest.borrow().fingerprint().hash(&mut hasher);
         self.memory[..RINGS].hash(&mut hasher);
