@@ -80,7 +80,9 @@ fn ensure_complete(document: &Value) -> Result<()> {
             ensure_figures(&parent[name]).with_context(|| format!("{name} in {parent}"))?;
         }
     }
-    ensure_placement(&document["settings"]["placement"])?;
+    for name in ["placement", "flood_placement"] {
+        ensure_placement(&document["settings"][name])?;
+    }
     let kicks = &document["kicks"];
     ensure!(
         kicks["daemon"].as_u64() <= kicks["guest"].as_u64(),
@@ -239,7 +241,7 @@ fn the_table_is_for_people() {
             "calls",
             "verified",
             "lost",
-            "CPUs: guest",
+            "Guest on CPU",
             "5411",
             "247758",
             "first-free",

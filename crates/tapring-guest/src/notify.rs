@@ -93,6 +93,11 @@ impl DriverRing {
         self.exit_cost = exit_cost;
     }
 
+    /// From now on waits begin with looking for a call this long ([`GuestConfig::halt_poll`](crate::GuestConfig::halt_poll)).
+    pub const fn set_halt_poll(&mut self, halt_poll: Duration) {
+        self.halt_poll = halt_poll;
+    }
+
     /// The avail index at which the device wants a kick.
     #[must_use]
     pub fn avail_event(&self) -> u16 {

@@ -55,6 +55,15 @@ impl Bench {
         self.rig.daemon.set_policy(policy)
     }
 
+    /// Moves the threads elsewhere.
+    pub(super) fn place(&mut self, placement: Placement) -> Result<()> {
+        self.rig.daemon.move_worker(placement.worker_cpu)?;
+        self.rig.placement = placement;
+        self.pair.tx.ring_mut().set_halt_poll(placement.halt_poll());
+        self.pair.rx.ring_mut().set_halt_poll(placement.halt_poll());
+        Ok(())
+    }
+
     /// From now on each kick costs the guest this much.
     pub(super) const fn set_exit_cost(&mut self, exit_cost: Duration) {
         self.pair.tx.ring_mut().set_exit_cost(exit_cost);

@@ -1,5 +1,6 @@
 //! The daemon under demonstration: a child process, so that its CPU time is its own.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tapring_queue::Policy;
 
 use super::LIMIT;
+use super::placement::bind;
 use crate::control::client;
 
 /// The tap, in a namespace where nothing else is.
@@ -160,22 +162,33 @@ impl Daemon {
         })
     }
 
+    /// Binds the worker to another CPU.
+    pub(super) fn move_worker(&self, cpu: u32) -> Result<()> {
+        for task in self.tasks()?.iter().filter(|task| is_worker(task)) {
+            let name = task.file_name().and_then(OsStr::to_str);
+            let thread = name.and_then(|name| Pid::from_raw(name.parse().ok()?));
+            bind(
+                Some(thread.context("the worker's thread has no number")?),
+                cpu,
+            )?;
+        }
+        Ok(())
+    }
+
     /// Time on a CPU, of all threads, kernel ones of SQPOLL included, and of the worker.
     fn cpu(&self) -> Result<(Duration, Duration)> {
+        let tasks = self.tasks()?;
+        let all = tasks.iter().map(|task| time_on_cpu(task)).sum();
+        let worker = tasks.iter().filter(|task| is_worker(task));
+        Ok((all, worker.map(|task| time_on_cpu(task)).sum()))
+    }
+
+    /// Its threads, in /proc.
+    fn tasks(&self) -> Result<Vec<PathBuf>> {
         let tasks = format!("/proc/{}/task", self.child.id());
-        let (mut all, mut worker) = (Duration::ZERO, Duration::ZERO);
-        for task in fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
-            let task = task?.path();
-            let time = time_on_cpu(&task);
-            let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
-            all += time;
-            worker += if name.trim_end() == WORKER {
-                time
-            } else {
-                Duration::ZERO
-            };
-        }
-        Ok((all, worker))
+        let entries = fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))?;
+        let paths = entries.map(|entry| Ok(entry?.path()));
+        paths.collect()
     }
 
     /// Ends it as an operator would, and insists that it ends well.
@@ -203,6 +216,10 @@ impl Drop for Daemon {
             let _ = self.child.wait();
         }
     }
+}
+
+fn is_worker(task: &Path) -> bool {
+    fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == WORKER)
 }
 
 /// A thread's own count; one that has just ended took none that matters.

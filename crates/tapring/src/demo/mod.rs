@@ -103,10 +103,13 @@ fn run_all(
         report.tx = Some(report.direction(&runs));
     }
     if args.has(Section::Rx) {
+        let placement = bench.rig.placement;
+        bench.place(report.settings.flood_placement)?;
         let [runs] =
             rounds.alternate(bench, "host to guest", &[Policy::DEFAULT], |bench, time| {
                 rx::run(bench, Duration::ZERO, time)
             })?;
+        bench.place(placement)?;
         report.rx = Some(report.direction(&runs));
     }
     let guest_cost = args.guest_cost(&bench.rig.placement);

@@ -2,26 +2,26 @@
 //!
 //! ```text
 //!   three or more     guest │ worker │ receiver
-//!   two               guest │ worker and receiver
+//!   two               guest │ worker and receiver        a flood: guest and worker │ sender
 //!   one               guest, worker and receiver
 //! ```
 //!
-//! All three are bound, so that every run of a comparison has the same: left to the scheduler, three
-//! threads on two CPUs are shuffled, and how often differs from run to run by more than the policies do.
+//! All three are bound, so that every run of a comparison has the same: left to the scheduler, three threads on two CPUs are
+//! shuffled, and how often differs from run to run by more than the policies do.
 //!
-//! The guest gets a CPU for itself as soon as there are two, because that is what a virtual CPU has: work
-//! of the host's that took its CPU would stop the guest in the middle of a burst, the worker would find
-//! the ring empty, and the next datagram would kick under any policy. Worker and receiver are both the
-//! host's, and there they share what is left.
+//! The guest gets a CPU for itself as soon as there are two, because that is what a virtual CPU has: work of the host's that took
+//! it would stop the guest in the middle of a burst, the worker would find the ring empty, and the next datagram would kick
+//! under any policy. Worker and receiver are both the host's, and there they share what is left. The receiver's time is then
+//! taken from the worker: a host that is busy all the time alternates between them by the scheduler's slices, which are longer
+//! than a ring lasts, and datagrams per second are its limit rather than the guest's. The output marks such a run.
 //!
-//! With fewer than three CPUs the receiver's time is taken from the worker. Datagrams per second are then
-//! the host's limit rather than the guest's, and the output says so.
+//! A flood *to* the guest, as fast as it goes, is none unless the sender has a CPU, so there it is the other two that share.
 
-use std::fmt;
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ pub(super) struct Placement {
     /// The host's: the receiver, or in the other direction the sender.
     pub(super) receiver_cpu: u32,
     /// Whether no two of them share one.
-    three_cpus: bool,
+    pub(super) three_cpus: bool,
 }
 
 impl Placement {
@@ -58,6 +58,14 @@ impl Placement {
     /// Whether the receiver takes its time from the worker.
     pub(super) const fn host_shares(&self) -> bool {
         self.worker_cpu == self.receiver_cpu
+    }
+
+    /// Where the sender needs a CPU more than the guest does.
+    pub(super) const fn for_flood(&self) -> Self {
+        if !self.host_shares() {
+            return *self;
+        }
+        Self::of([self.worker_cpu, self.worker_cpu, self.guest_cpu])
     }
 
     fn checked(cpus: [u32; 3], allowed: &[u32]) -> Result<Self> {
@@ -91,28 +99,16 @@ impl Placement {
     }
 }
 
-impl fmt::Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "CPUs: guest {}, worker {}, sleeping receiver {}",
-            self.guest_cpu, self.worker_cpu, self.receiver_cpu
-        )?;
-        if self.three_cpus {
-            return Ok(());
-        }
-        write!(
-            f,
-            "\n*** FEWER THAN THREE CPUS: threads that share one wait for each other ***"
-        )
-    }
-}
-
 /// Binds the calling thread.
 pub(super) fn pin(cpu: u32) -> Result<()> {
+    bind(None, cpu)
+}
+
+/// Binds a thread; none is the calling one.
+pub(super) fn bind(thread: Option<Pid>, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot run on CPU {cpu}"))
+    sched_setaffinity(thread, &set).with_context(|| format!("cannot run on CPU {cpu}"))
 }
 
 /// The CPUs this process may run on.
@@ -156,6 +152,17 @@ mod tests {
         assert_eq!(best(&[4]), Some(([4, 4, 4], false)));
         assert_eq!(best(&[4, 6]), Some(([4, 6, 6], false)));
         assert_eq!(best(&[4, 6, 7, 9]), Some(([4, 6, 7], true)));
+    }
+
+    #[test]
+    fn a_flood_has_a_cpu_to_itself_as_soon_as_it_can() {
+        let flood = |cpus: &[u32]| {
+            let flood = Placement::best(cpus)?.for_flood();
+            Some([flood.guest_cpu, flood.worker_cpu, flood.receiver_cpu])
+        };
+        assert_eq!(flood(&[4]), Some([4, 4, 4]));
+        assert_eq!(flood(&[4, 6]), Some([6, 6, 4]));
+        assert_eq!(flood(&[4, 6, 7]), Some([4, 6, 7]));
     }
 
     #[test]

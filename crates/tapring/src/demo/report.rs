@@ -71,6 +71,8 @@ pub(super) struct Machine {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Settings {
     pub(super) placement: Placement,
+    /// Of the run from host to guest as fast as it goes.
+    pub(super) flood_placement: Placement,
     pub(super) rounds: u64,
     pub(super) run_seconds: f64,
     pub(super) exit_cost_us: u128,
@@ -141,6 +143,10 @@ impl Settings {
     fn of(args: &DemoArgs, placement: Placement) -> Self {
         Self {
             placement,
+            flood_placement: match args.cpus {
+                Some(_) => placement,
+                None => placement.for_flood(),
+            },
             rounds: args.rounds,
             run_seconds: args.run_time().as_secs_f64(),
             exit_cost_us: args.exit_cost().as_micros(),

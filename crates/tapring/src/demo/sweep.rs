@@ -123,13 +123,24 @@ impl Sweep {
         )?;
         writeln!(
             f,
-            "{:>10}{:^27}{:^27}{:^16} kicks per million frames",
-            "datagram", "kicks per million frames", "datagrams/s", "against old"
+            "{:>9}{:^24}{:^21}{:^14}{:^18} kicks per million, logarithmic",
+            "datagram", "kicks per million", "thousand/s", "against old", "worker, ns each"
         )?;
         writeln!(
             f,
-            "{:>10}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8} {PLOT_AXIS}",
-            "costs, ns", "old", "new", "auto", "old", "new", "auto", "new", "auto"
+            "{:>9}{:>8}{:>8}{:>8}{:>7}{:>7}{:>7}{:>7}{:>7}{:>6}{:>6}{:>6} {PLOT_AXIS}",
+            "costs, ns",
+            "old",
+            "new",
+            "auto",
+            "old",
+            "new",
+            "auto",
+            "new",
+            "auto",
+            "old",
+            "new",
+            "auto"
         )?;
         self.points
             .iter()
@@ -143,14 +154,18 @@ impl fmt::Display for Point {
         let all = [&self.old, &self.new, &self.auto];
         let kicks = all.map(|figures| figures.kicks_per_million_frames);
         let rates = all.map(|figures| figures.frames_per_second);
-        write!(f, "{:>10}", self.guest_cost_ns)?;
+        let cpu = all.map(|figures| figures.worker_cpu_ns_per_frame);
+        write!(f, "{:>9}", self.guest_cost_ns)?;
         kicks
             .iter()
-            .try_for_each(|kicks| write!(f, "{kicks:>9.0}"))?;
-        rates.iter().try_for_each(|rate| write!(f, "{rate:>9.0}"))?;
+            .try_for_each(|kicks| write!(f, "{kicks:>8.0}"))?;
+        rates
+            .iter()
+            .try_for_each(|rate| write!(f, "{:>7.1}", rate / 1e3))?;
         for rate in &rates[1..] {
-            write!(f, "{:>7.2}x", rate / rates[0].max(1.0))?;
+            write!(f, "{:>6.2}x", rate / rates[0].max(1.0))?;
         }
+        cpu.iter().try_for_each(|cpu| write!(f, "{cpu:>6.0}"))?;
         write!(f, " {}", plot(kicks))
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::figures::{Figures, Ratio, to_f64};
 use super::host::PAYLOAD_BYTES;
+use super::placement::Placement;
 use super::report::{Machine, REAL, Report, SIMULATED};
 use super::sections::{BusyPollSection, Comparison, DeferredRearm, RxWakeSection};
 use super::series::{self, Series};
@@ -38,7 +39,7 @@ impl Report {
             "tapring demo: UDP, {PAYLOAD_BYTES} bytes a datagram, one sender, over a tap"
         )?;
         writeln!(f, "{cpu}, {cpus} CPUs, Linux {kernel}")?;
-        writeln!(f, "{}", settings.placement)?;
+        self.placement(f)?;
         writeln!(
             f,
             "Medians of {} rounds, {:.2} s a run.{}",
@@ -63,8 +64,38 @@ impl Report {
         if columns.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\nAs fast as it goes, under the default policy")?;
+        let Placement {
+            guest_cpu,
+            worker_cpu,
+            receiver_cpu,
+            ..
+        } = self.settings.flood_placement;
+        writeln!(
+            f,
+            "\nAs fast as it goes, under the default policy\n  \
+             (host to guest: guest on CPU {guest_cpu}, worker on {worker_cpu}, sender on {receiver_cpu})"
+        )?;
         table(f, &columns, &ROWS)
+    }
+
+    fn placement(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Placement {
+            guest_cpu,
+            worker_cpu,
+            receiver_cpu,
+            three_cpus,
+        } = self.settings.placement;
+        writeln!(
+            f,
+            "Guest on CPU {guest_cpu}, worker on {worker_cpu}, sleeping receiver on {receiver_cpu}"
+        )?;
+        if three_cpus {
+            return Ok(());
+        }
+        writeln!(
+            f,
+            "*** FEWER THAN THREE CPUS: threads that share one wait for each other ***"
+        )
     }
 
     fn deferred_rearm(&self, section: &DeferredRearm, f: &mut fmt::Formatter<'_>) -> fmt::Result {
