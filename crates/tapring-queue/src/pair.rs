@@ -55,7 +55,9 @@ impl QueuePair {
         self.tx.vq.set_policy(policy, memory);
         self.rx.vq.set_policy(policy, memory);
         // The threshold is another one. What a held frame has waited still counts.
-        self.rx.starving = None;
+        if self.rx.vq.state().runnable() {
+            self.rx.starving = None;
+        }
     }
 
     /// SET_FEATURES for both; the same bits again change nothing. Whether the driver's bits
