@@ -211,8 +211,20 @@ fn prepared_frames_go_out_without_a_copy() {
 
 #[test]
 fn transmit_stops_and_starts_as_virtio_net_does() {
+    transmit_and_drain(Duration::ZERO);
+}
+
+#[test]
+fn a_halted_cpu_that_looks_before_it_sleeps_misses_no_call() {
+    // Shorter than most waits, longer than all.
+    for halt_poll in [Duration::from_micros(20), LIMIT] {
+        transmit_and_drain(halt_poll);
+    }
+}
+
+fn transmit_and_drain(halt_poll: Duration) {
     let double = Double::start(ALL, 1);
-    let mut guest = connect(&double, |_| ());
+    let mut guest = connect(&double, |config| config.halt_poll = halt_poll);
     let Pair { mut tx, mut rx } = guest.take_pairs().remove(0);
     rx.refill();
     let drain = thread::spawn(move || {

@@ -6,7 +6,7 @@ use tapring_guest::{
 };
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 struct Bench {
     ram: Arc<Ram>,
@@ -274,6 +274,28 @@ fn kicks_are_decided_as_linux_does() {
     assert!(!bench.tx.kick_if_needed());
     let counters = bench.tx.counters();
     assert_eq!((counters.kicks_sent, counters.kicks_suppressed), (2, 1));
+}
+
+#[test]
+fn a_kick_costs_the_exit_and_nothing_else_does() {
+    const EXIT: Duration = Duration::from_millis(20);
+    let mut bench = bench(|config| config.start_index = 0);
+    bench.tx.ring_mut().set_exit_cost(EXIT);
+    // The fastest of several: whatever else ran meanwhile did not run in all of them.
+    let mut took = |kicks: bool| {
+        let tries = (0..8).map(|_| {
+            let next = bench.tx.ring().avail_index();
+            let event = if kicks { next } else { next.wrapping_sub(1) };
+            bench.tx.ring().store_avail_event(event);
+            bench.tx.send(&[7; 60]).unwrap();
+            let began = Instant::now();
+            assert_eq!(bench.tx.kick_if_needed(), kicks);
+            began.elapsed()
+        });
+        tries.min().unwrap()
+    };
+    assert!(took(true) >= EXIT);
+    assert!(took(false) < EXIT);
 }
 
 #[test]
