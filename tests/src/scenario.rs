@@ -23,6 +23,8 @@ pub enum Need {
     RealRoot,
     /// A `/dev/net/tun` that opens.
     Tun,
+    /// A CPU for the guest and another for the daemon.
+    TwoCpus,
     /// A program in `PATH`.
     Tool(&'static str),
     /// A Debian kernel with its modules in `ci.sh`'s cache.
@@ -46,6 +48,10 @@ impl Need {
             Self::Tun => (
                 files::opens("/dev/net/tun"),
                 "/dev/net/tun does not open: `modprobe tun`, `chmod 0666 /dev/net/tun`".to_owned(),
+            ),
+            Self::TwoCpus => (
+                thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2),
+                "one CPU: guest and daemon take turns, and no policy matters".to_owned(),
             ),
             Self::Tool(name) => (
                 files::in_path(name).is_some(),

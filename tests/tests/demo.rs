@@ -181,7 +181,8 @@ fn the_document_is_complete_and_nothing_is_lost() {
 
 #[test]
 fn older_policies_make_the_guest_kick() {
-    scenario("demo: older policies against newer ones", &NEEDS, || {
+    let needs = [Need::Root, Need::Tun, Need::TwoCpus];
+    scenario("demo: older policies against newer ones", &needs, || {
         let document = run(
             "--seconds 9 --rounds 3 --json --section deferred_rearm --section busy_poll --section rx_wake",
         )?;
