@@ -11,6 +11,7 @@ use super::LIMIT;
 use super::daemon::{self, Daemon};
 use super::host::Host;
 use super::measure::Snapshot;
+use super::options::DemoArgs;
 use super::placement::Placement;
 use super::report::KickCheck;
 
@@ -29,12 +30,13 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn start(folder: &Path, placement: Placement, exit_cost: Duration) -> Result<Self> {
+    pub(super) fn start(folder: &Path, placement: Placement, args: &DemoArgs) -> Result<Self> {
         let daemon = Daemon::start(folder, placement.worker_cpu)?;
         let host = Host::set_up(daemon::TAP)?;
         let config = GuestConfig {
             connect_limit: LIMIT,
-            exit_cost,
+            queue_size: args.queue_size,
+            exit_cost: args.exit_cost(),
             halt_poll: placement.halt_poll(),
             ..GuestConfig::new(daemon.socket())
         };

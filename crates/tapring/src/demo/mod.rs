@@ -57,7 +57,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     namespace::enter()?;
     host::loopback_up()?;
     let folder = tempfile::tempdir().context("cannot make a temporary folder: set TMPDIR")?;
-    let mut bench = Bench::start(folder.path(), placement, args.exit_cost())?;
+    let mut bench = Bench::start(folder.path(), placement, args)?;
     let mut report = Report::new(args, placement);
     let progress = Progress::new(args.json);
     run_all(&mut bench, args, &progress, &mut report)?;

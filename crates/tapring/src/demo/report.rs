@@ -76,6 +76,7 @@ pub(super) struct Settings {
     pub(super) rounds: u64,
     pub(super) run_seconds: f64,
     pub(super) exit_cost_us: u128,
+    pub(super) queue_size: u16,
     pub(super) guest_cost_ns: u128,
     pub(super) rx_guest_cost_ns: u128,
 }
@@ -150,6 +151,7 @@ impl Settings {
             rounds: args.rounds,
             run_seconds: args.run_time().as_secs_f64(),
             exit_cost_us: args.exit_cost().as_micros(),
+            queue_size: args.queue_size,
             guest_cost_ns: args.guest_cost(&placement).as_nanos(),
             rx_guest_cost_ns: args.rx_guest_cost().as_nanos(),
         }

@@ -42,13 +42,14 @@ impl Report {
         self.placement(f)?;
         writeln!(
             f,
-            "Medians of {} rounds, {:.2} s a run.{}",
+            "Medians of {} rounds, {:.2} s a run; rings of {} (--queue-size).{}",
             settings.rounds,
             settings.run_seconds,
+            settings.queue_size,
             match self.sweep {
                 Some(_) => String::new(),
                 None => format!(
-                    " A kick costs the guest {} µs besides its system call (--exit-cost-us).",
+                    "\nA kick costs the guest {} µs besides its system call (--exit-cost-us).",
                     settings.exit_cost_us
                 ),
             }
