@@ -36,7 +36,7 @@ impl Policy {
     /// All defaults.
     pub const DEFAULT: Self = Self {
         kick_rearm: KickRearm::AfterCompletion,
-        busy_poll: BusyPoll::Off,
+        busy_poll: BusyPoll::Auto,
         busy_poll_interrupt: BusyPollInterrupt::Requeue,
         tx_poll: TxPoll::OnEagain,
         rx_wake: RxWake::Half,
@@ -65,11 +65,11 @@ pub enum KickRearm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BusyPoll {
     /// Not at all: sleep at once.
-    #[default]
     Off,
     /// At most this long.
     For(Duration),
     /// While the next chain is expected sooner than a kick costs.
+    #[default]
     Auto,
 }
 

@@ -209,7 +209,7 @@ mod tests {
 
     const OTHERWISE: Policy = Policy {
         kick_rearm: KickRearm::BeforeSubmit,
-        busy_poll: BusyPoll::Auto,
+        busy_poll: BusyPoll::Off,
         rx_wake: RxWake::Chains(8),
         ..Policy::DEFAULT
     };
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(difference(OTHERWISE, OTHERWISE), "");
         assert_eq!(
             difference(Policy::DEFAULT, OTHERWISE),
-            "kick_rearm from after-completion to before-submit, busy_poll_us from 0 to auto, rx_wake from half to 8"
+            "kick_rearm from after-completion to before-submit, busy_poll_us from auto to 0, rx_wake from half to 8"
         );
     }
 

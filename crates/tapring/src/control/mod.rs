@@ -12,7 +12,7 @@
 //! gets one a line:
 //!
 //! ```text
-//!  {"policy":null}                                    {"policy":{"kick_rearm":"after-completion","busy_poll_us":0,...}}
+//!  {"policy":null}                                    {"policy":{"kick_rearm":"after-completion","busy_poll_us":"auto",...}}
 //!  {"set_policy":{"busy_poll_us":50,"rx_wake":8}}     {"policy":{...}}: as it is now, in force in every worker
 //!  anything else                                      {"error":"what is wrong, and what is allowed"}
 //! ```

@@ -168,7 +168,7 @@ mod tests {
     fn an_answer_is_a_line_that_the_client_reads() {
         let answer = Answer::Policy(PolicyChange::from(Policy::DEFAULT));
         let line = answer.line();
-        let text = r#"{"policy":{"kick_rearm":"after-completion","busy_poll_us":0,"busy_poll_interrupt":"requeue","tx_poll":"on-eagain","rx_wake":"half","tx_budget":64,"rx_budget":64}}"#;
+        let text = r#"{"policy":{"kick_rearm":"after-completion","busy_poll_us":"auto","busy_poll_interrupt":"requeue","tx_poll":"on-eagain","rx_wake":"half","tx_budget":64,"rx_budget":64}}"#;
         assert_eq!(String::from_utf8_lossy(&line), format!("{text}\n"));
         assert_eq!(serde_json::from_slice::<Answer>(&line).ok(), Some(answer));
     }

@@ -35,7 +35,7 @@ fn settings_are_shown_and_changed_alone_or_together() {
     let shown = daemon.policy("");
     let text = String::from_utf8(shown.stdout).expect("text");
     assert!(
-        text.starts_with("kick_rearm = \"after-completion\"\nbusy_poll_us = 0\n"),
+        text.starts_with("kick_rearm = \"after-completion\"\nbusy_poll_us = \"auto\"\n"),
         "{text}"
     );
     assert_eq!(text.lines().count(), 7, "{text}");
