@@ -142,10 +142,7 @@ const FLOOD: Scene = Scene {
 };
 
 const fn waking(rx_wake: RxWake) -> Policy {
-    Policy {
-        rx_wake,
-        ..NEWER
-    }
+    Policy { rx_wake, ..NEWER }
 }
 
 // With EVENT_IDX only: a flag asks for each kick or for none, and knows no threshold.
