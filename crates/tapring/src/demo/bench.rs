@@ -15,6 +15,10 @@ use super::options::DemoArgs;
 use super::placement::Placement;
 use super::report::KickCheck;
 
+/// Receive buffers: a guest of QEMU's has no more (`rx_queue_size`), even where its transmitq has 1024 (`tx_queue_size`, for
+/// vhost-user alone).
+const RX_BUFFERS: u16 = 256;
+
 /// What runs look at while the guest's drivers are at work.
 pub(super) struct Rig {
     pub(super) daemon: Daemon,
@@ -36,6 +40,7 @@ impl Bench {
         let config = GuestConfig {
             connect_limit: LIMIT,
             queue_size: args.queue_size,
+            rx_buffers: RX_BUFFERS,
             exit_cost: args.exit_cost(),
             halt_poll: placement.halt_poll(),
             ..GuestConfig::new(daemon.socket())

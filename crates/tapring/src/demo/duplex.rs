@@ -3,8 +3,8 @@
 //! ```text
 //!  guest's CPU                                          worker's CPU
 //!  make a datagram ─┬─ half of its cost has passed:
-//!                   │  take what arrived at the socket,
 //!                   │  send one to the guest ────────► tap: ends the worker's poll, and is work for the receiveq
+//!                   │  take what arrived at the socket
 //!                   └─ all of its cost has passed:
 //!  add, kick if asked ──────────────────────────────► tap: the host's stack, the socket
 //!  take what came, refill, kick if asked ◄───────────
@@ -129,8 +129,9 @@ fn send(
 
 impl Peer {
     fn turn(&mut self) -> Result<()> {
-        self.take()?;
-        self.answer()
+        // Ahead of the rest, so that the worker has heard of it when the guest hands its datagram over.
+        self.answer()?;
+        self.take()
     }
 
     /// Takes all that has arrived.

@@ -38,11 +38,11 @@ pub struct DemoArgs {
     guest_cost_ns: Option<u64>,
 
     /// What each datagram costs the guest that is flooded, in ns
-    #[arg(long, value_name = "N", default_value_t = 3000, allow_negative_numbers = true,
+    #[arg(long, value_name = "N", default_value_t = 3500, allow_negative_numbers = true,
           value_parser = number::<0, 1_000_000>)]
     rx_guest_cost_ns: u64,
 
-    /// Descriptors of the guest's rings, a power of two from 64 to 1024
+    /// Descriptors of the guest's rings, a power of two from 64 to 1024; of the receiveq's, 256 are used
     ///
     /// A guest that sleeps on a full ring is called when three quarters are done. With 256, the rest lasts no longer than an
     /// idle CPU of a virtual machine may take to wake up; a ring that runs dry for that reason says nothing about policies.

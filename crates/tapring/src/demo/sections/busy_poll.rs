@@ -19,8 +19,9 @@ use crate::demo::host::PAYLOAD_BYTES;
 
 const POLL: Duration = Duration::from_micros(10);
 
-/// What a datagram costs the guest here: half of the poll. Less would not hold what the peer does meanwhile.
-const GUEST_COST: Duration = Duration::from_micros(5);
+/// What a datagram costs the guest here: well below the poll, and enough for the worker to be done with the last one when half of
+/// it has passed and the peer sends, and for what the peer does then.
+const GUEST_COST: Duration = Duration::from_micros(6);
 
 const REQUEUE: Policy = Policy {
     busy_poll: BusyPoll::For(POLL),
