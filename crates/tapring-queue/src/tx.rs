@@ -143,7 +143,8 @@ impl TxQueue {
         self.vq.keep_quiet(&ring);
         let before_submit = self.vq.arms_before_submit();
         let budget = self.vq.policy().tx_budget.frames();
-        let frames = self.pop_batch(&ring, memory, posted.min(budget), sink);
+        let chains = self.vq.up_to_call(&ring, posted.min(budget));
+        let frames = self.pop_batch(&ring, memory, chains, sink);
         let popped = self.in_flight.entries().len();
         if popped > 0 {
             self.vq.moved();

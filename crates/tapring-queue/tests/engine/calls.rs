@@ -148,3 +148,22 @@ fn the_drivers_own_arithmetic_agrees_with_a_walk() {
         }
     }
 }
+
+/// A driver that sleeps on a full ring is called when what it waits for is done, and not at the end of the batch; one that
+/// wants a call for whatever comes next, or for little, gets whole batches.
+#[test]
+fn a_batch_ends_where_a_sleeping_driver_waits() {
+    for (ahead, batch) in [(0, 64), (15, 64), (16, 17), (20, 21), (63, 64), (200, 64)] {
+        for index in [0, 65_500] {
+            let mut rig = Rig::with(ALL, 256, index);
+            for _ in 0..200 {
+                rig.tx.add(&rig.memory, &[readable(0x8000, 72)]);
+            }
+            rig.tx.publish(&rig.memory);
+            set_used_event(&mut rig, Direction::Tx, ahead);
+            assert_eq!(rig.tx_batch(), batch, "{ahead} ahead");
+            assert!(rig.pair.tx.take_call(), "the first always calls");
+            assert_eq!(rig.tx_batch(), 64, "behind it");
+        }
+    }
+}
