@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
+use rustix::process::{Pid, setpriority_process};
 use tempfile::TempDir;
 
+use crate::control::Control;
 use crate::files::daemon_binary;
 use crate::metrics::Scrape;
 use crate::process::{Finished, Process, until};
@@ -17,6 +19,9 @@ use crate::user::{Home, as_user, with_tun_mode};
 
 /// Where every daemon of ours answers `/metrics`: each is in a namespace of its own.
 pub const METRICS: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9650));
+
+/// A tenth of the CPU time of somebody who is not nice.
+const NICE: i32 = 10;
 
 /// What `tapring serve` is told.
 #[derive(Clone, Debug)]
@@ -27,6 +32,7 @@ pub struct DaemonOptions {
     metrics: SocketAddr,
     binary: PathBuf,
     unprivileged: bool,
+    controlled: bool,
     more: Vec<String>,
 }
 
@@ -41,6 +47,7 @@ impl DaemonOptions {
             metrics: METRICS,
             binary: daemon_binary().to_owned(),
             unprivileged: false,
+            controlled: false,
             more: Vec::new(),
         }
     }
@@ -63,6 +70,13 @@ impl DaemonOptions {
     #[must_use]
     pub fn metrics(mut self, address: SocketAddr) -> Self {
         self.metrics = address;
+        self
+    }
+
+    /// Sets `--control-socket`, for [`Daemon::control`].
+    #[must_use]
+    pub fn controlled(mut self) -> Self {
+        self.controlled = true;
         self
     }
 
@@ -99,6 +113,9 @@ impl DaemonOptions {
         command
             .arg("--socket-path")
             .arg(self.socket.as_deref().unwrap_or(socket));
+        if self.controlled {
+            command.arg("--control-socket").arg(control_beside(socket));
+        }
         if self.unprivileged {
             with_tun_mode("0666", &as_user(&command))
         } else {
@@ -113,6 +130,7 @@ pub struct Daemon {
     process: Process,
     socket: PathBuf,
     metrics: SocketAddr,
+    control: Control,
     _folder: TempDir,
 }
 
@@ -123,15 +141,15 @@ impl Daemon {
     /// When it ends before, or does not answer within ten seconds.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let socket = options
-            .socket
-            .clone()
-            .unwrap_or_else(|| folder.path().join("tapring.sock"));
-        let process = Process::start("tapring", &options.command(&socket))?;
+        let own = folder.path().join("tapring.sock");
+        let process = Process::start("tapring", &options.command(&own))?;
+        let control = Control::new(&options.binary, control_beside(&own));
+        let socket = options.socket.clone().unwrap_or(own);
         let mut daemon = Self {
             process,
             socket,
             metrics: options.metrics,
+            control,
             _folder: folder,
         };
         let bound = || {
@@ -156,6 +174,12 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Its control socket, if it was [`DaemonOptions::controlled`].
+    #[must_use]
+    pub const fn control(&self) -> &Control {
+        &self.control
     }
 
     /// Its process id.
@@ -216,6 +240,18 @@ impl Daemon {
         Ok(())
     }
 
+    /// Lets others run before its threads: on a busy machine it is then the daemon that is slow, and not who feeds it.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn stand_back(&self) -> Result<()> {
+        for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
+            let id = task?.file_name().to_string_lossy().parse()?;
+            setpriority_process(Pid::from_raw(id), NICE)?;
+        }
+        Ok(())
+    }
+
     /// Sends a signal.
     ///
     /// # Errors
@@ -252,6 +288,11 @@ impl Daemon {
         ensure!(!socket.exists(), "the socket file outlived the daemon");
         Ok(())
     }
+}
+
+/// The control socket of a daemon whose own socket would be here.
+fn control_beside(socket: &Path) -> PathBuf {
+    socket.with_file_name("control.sock")
 }
 
 /// Runs the daemon with options that it must refuse: exit code 1, one line that has all of `parts`, and no file left in the

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -104,7 +105,7 @@ pub struct LinuxGuest {
     cpus: u16,
     memory_mib: u32,
     network: Vec<String>,
-    _folder: TempDir,
+    folder: Arc<TempDir>,
 }
 
 impl LinuxGuest {
@@ -123,7 +124,7 @@ impl LinuxGuest {
             cpus: 1,
             memory_mib: 256,
             network,
-            _folder: folder,
+            folder: Arc::new(folder),
         })
     }
 
@@ -171,21 +172,33 @@ impl LinuxGuest {
             .arg(&self.kernel)
             .arg("-initrd")
             .arg(&self.image);
-        Ok(RunningGuest(Process::start("qemu", &qemu)?))
+        Ok(RunningGuest {
+            process: Process::start("qemu", &qemu)?,
+            _folder: Arc::clone(&self.folder),
+        })
     }
 }
 
 /// A Linux guest that is on. Dropping it switches it off.
 #[derive(Debug)]
-pub struct RunningGuest(Process);
+pub struct RunningGuest {
+    process: Process,
+    _folder: Arc<TempDir>,
+}
 
 impl RunningGuest {
+    /// QEMU's process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Waits until its script has printed a line with `part` in it.
     ///
     /// # Errors
     /// When it ends before, or has not after four minutes.
     pub fn wait_line(&self, part: &str) -> Result<String> {
-        self.0.wait_line(part, LIMIT)
+        self.process.wait_line(part, LIMIT)
     }
 
     /// Writes to its serial line, from which its script may read.
@@ -193,7 +206,7 @@ impl RunningGuest {
     /// # Errors
     /// When it is off.
     pub fn say(&mut self, text: &str) -> Result<()> {
-        self.0.say(text)
+        self.process.say(text)
     }
 
     /// Waits until it has switched itself off.
@@ -201,7 +214,7 @@ impl RunningGuest {
     /// # Errors
     /// When QEMU fails or the guest is still on after four minutes.
     pub fn finish(self) -> Result<Report> {
-        let finished = self.0.finish(LIMIT)?;
+        let finished = self.process.finish(LIMIT)?;
         ensure!(
             finished.status.success(),
             "qemu: {}\n{}",

@@ -19,7 +19,9 @@
 //! The crate knows the daemon by its interfaces only and shares no code with it.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod both_ways;
+mod control;
 mod daemon;
 mod dhcp;
 
@@ -41,7 +43,9 @@ mod vitals;
 mod window;
 mod wire;
 
+pub use apart::Apart;
 pub use both_ways::BothWays;
+pub use control::{Control, Settings};
 pub use daemon::{Daemon, DaemonOptions, METRICS, ensure_one_line, ensure_refused};
 pub use dhcp::{DhcpServer, Exchange};
 pub use files::{Kernel, daemon_binary, workspace};
@@ -53,7 +57,7 @@ pub use net::{Counters, Net};
 pub use process::{Finished, Process, until};
 pub use rig::{Mode, Rig, TO_GUEST, TO_HOST, cases};
 pub use scenario::{Need, scenario};
-pub use slow::Bottleneck;
+pub use slow::{Bottleneck, SlowIngress};
 pub use testpmd::{PortCounts, TestPmd};
 pub use threads::{ThreadWatch, ThreadsSeen};
 pub use transfer::{Digest, Sink, Source, random_bytes};

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tapring_guest::traffic::{ETHERTYPE_RAW, Endpoint, Flow, Verifier, Wrapping};
-use tapring_guest::{F_EVENT_IDX, Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
+use tapring_guest::{Counters, F_EVENT_IDX, Guest, GuestConfig, Pair, RxQueue, TxQueue, Until};
 
+use crate::apart::Apart;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Net;
 use crate::process::until;
@@ -160,7 +161,8 @@ impl Rig {
         words: &str,
         configure: impl FnOnce(&mut GuestConfig),
     ) -> Result<Self> {
-        let daemon = Daemon::start(&DaemonOptions::on_tap("t0").pairs(pairs).with(words))?;
+        let options = DaemonOptions::on_tap("t0").pairs(pairs).with(words);
+        let daemon = Daemon::start(&options.controlled())?;
         wait_running("t0")?;
         let mut config = GuestConfig::new(daemon.socket());
         config.queue_pairs = pairs;
@@ -178,6 +180,17 @@ impl Rig {
             net,
             next: 1 << 40,
         })
+    }
+
+    /// [`Self::start`] with the worker on one CPU and the calling thread, which drives the guest, on another.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start_apart(words: &str, configure: impl FnOnce(&mut GuestConfig)) -> Result<Self> {
+        let apart = Apart::find()?;
+        let rig = Self::start(&format!("{words} {}", apart.worker_words()), configure)?;
+        apart.leave_worker_alone()?;
+        Ok(rig)
     }
 
     /// That one frame each way arrives whole and soon. Nothing else may be on its way.
@@ -320,20 +333,15 @@ impl Rig {
     /// # Errors
     /// When a count differs.
     pub fn ensure_counted(&mut self) -> Result<()> {
-        let (tx, rx) = (self.tx.counters(), self.rx.counters());
-        for (direction, counted) in [("tx", tx), ("rx", rx)] {
-            let label = format!("direction=\"{direction}\"");
-            let ensure = |name: &str, value: u64| {
-                #[allow(clippy::cast_precision_loss)] // far below 2^53
-                self.daemon.wait_metric(name, &[&label], value as f64)
-            };
-            ensure("tapring_packets_total", counted.frames)?;
-            ensure("tapring_bytes_total", counted.bytes)?;
+        self.ensure_frames_counted()?;
+        for (label, counted) in self.counters() {
             if self.guest.features() & F_EVENT_IDX != 0 {
                 // Without it a driver may kick again before the flag is off, and such kicks coalesce.
-                ensure("tapring_kicks_total", counted.kicks_sent)?;
+                let kicks = counted.kicks_sent as f64;
+                self.daemon
+                    .wait_metric("tapring_kicks_total", &[label], kicks)?;
             }
-            let calls = self.metric("tapring_calls_total", &[&label])?;
+            let calls = self.metric("tapring_calls_total", &[label])?;
             // The one for a new call descriptor, with which a ring starts, is not of the ring.
             ensure!(
                 (calls..=calls + 1.0).contains(&(counted.calls as f64)),
@@ -342,6 +350,28 @@ impl Rig {
             );
         }
         Ok(())
+    }
+
+    /// That the daemon counted the frames that the guest counted.
+    ///
+    /// # Errors
+    /// When a count differs.
+    pub fn ensure_frames_counted(&mut self) -> Result<()> {
+        for (label, counted) in self.counters() {
+            let ensure =
+                |name: &str, value: u64| self.daemon.wait_metric(name, &[label], value as f64);
+            ensure("tapring_packets_total", counted.frames)?;
+            ensure("tapring_bytes_total", counted.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// What the drivers counted, each with the label of its direction.
+    pub fn counters(&mut self) -> [(&'static str, Counters); 2] {
+        [
+            ("direction=\"tx\"", self.tx.counters()),
+            ("direction=\"rx\"", self.rx.counters()),
+        ]
     }
 
     /// A counter of the transmitq (`tx`) or receiveq (`rx`), with further labels.

@@ -1,4 +1,6 @@
-//! A tap that will not take more: its frames leave through a bottleneck, and its send buffer is small.
+//! A tap that will not take more, and one that takes its time.
+//!
+//! The first: its frames leave through a bottleneck, and its send buffer is small.
 //!
 //! ```text
 //!   daemon ──▶ t0 ── br0 ── v0 ═(tbf)═▶ v1 ──▶ Wire
@@ -6,10 +8,12 @@
 //! The bridge knows by a static entry that the host's address is behind `v0`: a frame to an unknown one would be flooded, which
 //! copies it and frees the send buffer at once.
 
+use std::io::Write;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use tapring_guest::GuestConfig;
+use tempfile::NamedTempFile;
 
 use crate::net::Net;
 use crate::rig::Rig;
@@ -100,6 +104,55 @@ impl Bottleneck {
         let mut perl = Command::new("perl");
         perl.args(["-e", SET_SNDBUF, "t0", &bytes.to_string()]);
         finish("perl", &mut perl)
+    }
+}
+
+/// A host that looks at each frame of a tap for long: rules that all say nothing about it, as a firewall has them. The time is
+/// the worker's, inside of its write to the tap.
+#[derive(Clone, Debug)]
+pub struct SlowIngress {
+    interface: String,
+    rules: u32,
+}
+
+impl SlowIngress {
+    /// Gives the interface so many rules; a thousand cost some ten microseconds a frame.
+    ///
+    /// # Errors
+    /// When `tc` fails.
+    pub fn on(interface: &str, rules: u32) -> Result<Self> {
+        run("tc", &format!("qdisc add dev {interface} clsact"))?;
+        let mut slow = Self {
+            interface: interface.to_owned(),
+            rules: 0,
+        };
+        slow.add(rules)?;
+        Ok(slow)
+    }
+
+    /// Gives it more rules.
+    ///
+    /// # Errors
+    /// When `tc` fails.
+    pub fn add(&mut self, rules: u32) -> Result<()> {
+        let mut batch = NamedTempFile::new()?;
+        for rule in self.rules..self.rules + rules {
+            // No frame of ours begins so: in front of IPv4 is 45, in front of a raw frame's low numbers 0.
+            writeln!(
+                batch,
+                "filter add dev {} ingress pref 1 protocol all u32 match u32 {:#x} 0xffffffff at 0 flowid 1:1",
+                self.interface,
+                0xffff_0000 | rule
+            )?;
+        }
+        self.rules += rules;
+        finish("tc", Command::new("tc").arg("-batch").arg(batch.path()))
+    }
+
+    /// The rules it has.
+    #[must_use]
+    pub const fn rules(&self) -> u32 {
+        self.rules
     }
 }
 
