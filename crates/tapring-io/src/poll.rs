@@ -211,7 +211,7 @@ impl Polls {
         .build()
     }
 
-    #[allow(clippy::cast_possible_truncation)] // POLLS is 5
+    #[allow(clippy::cast_possible_truncation)] // POLLS is small
     fn token(&self, place: usize) -> Token {
         Token::new(Kind::Poll, place as u8, self.table[place].generation)
     }

@@ -27,7 +27,7 @@
 //! | state at the door   | the door                                                           |
 //! | ------------------- | ------------------------------------------------------------------ |
 //! | `Requeued`          | no sleep: there is work                                             |
-//! | `Draining`, dry for less than its poll | `BusyPoll`: no sleep, memory is watched until the poll's deadline |
+//! | `Draining`, dry for less than its poll | `BusyPoll`: no sleep, memory is watched until the poll's deadline. A receiveq with chains is `Waiting` meanwhile, and a ring whose own poll is over is watched as it is |
 //! | `Draining`, TX      | arms: ask for a kick, full fence, look once more. Found a chain: kicks off, `Requeued(Found)`, no sleep. Else `Armed` |
 //! | `Draining`, RX      | `Waiting`: POLL on the tap is armed in the entry to sleep           |
 //! | `Draining`, RX, short of chains | asks for a kick at the threshold, fence, look: `Starved`, or enough: `Requeued(Found)` |
@@ -44,7 +44,8 @@
 //!
 //! Whether kicks are on is state of the ring (`Virtqueue::kicks_on`), written when it changes and
 //! never derived from anything else, a policy least of all: policies change while batches are in
-//! flight. A policy is read when a drain begins or a poll ends, and nowhere else.
+//! flight. A new one requeues every ring that is not in flight, so that whatever was decided under
+//! the old one is decided again.
 //!
 //! # The old ways
 //!
@@ -114,7 +115,7 @@ impl State {
 
     /// Whether looking at the ring may help.
     pub(crate) const fn runnable(self) -> bool {
-        matches!(self, Self::Draining | Self::Requeued(_))
+        matches!(self, Self::Draining | Self::Requeued(_) | Self::BusyPoll)
     }
 
     /// Whether the ring is in service: neither out of it nor kept from it.

@@ -19,7 +19,11 @@
 //! chain is expected before that: whoever waits as long as the alternative costs never pays more
 //! than twice what he would have paid knowing the future, and the expectation keeps a quiet guest
 //! from paying even that. What is expected is a moving average of the gaps, each of them capped so
-//! that one pause does not outweigh a steady stream; eight polls in vain end the polling.
+//! that one pause does not outweigh a steady stream; two pauses end the polling.
+//!
+//! Only gaps that were watched count: one that ended a sleep has the kick and the wake-up in it, and
+//! a stream of which each chain finds the worker asleep would never be noticed. So one dry spell in
+//! sixteen is watched whatever is expected.
 
 use std::time::{Duration, Instant};
 
@@ -32,6 +36,9 @@ pub(crate) const KICK_COST: Duration = Duration::from_micros(10);
 /// A longer gap says no more than this one: the guest pauses.
 const LONGEST_GAP: Duration = Duration::from_micros(40);
 
+/// One dry spell in so many is polled, whatever is expected.
+const TRIAL: u8 = 16;
+
 /// One ring's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PollClock {
@@ -39,13 +46,16 @@ pub(crate) struct PollClock {
     pub(crate) dry_at: Option<Instant>,
     /// The expected gap between running dry and the next chain or frame.
     pub(crate) expected: Duration,
+    /// Dry spells since one was polled with [`BusyPoll::Auto`] although the next chain was expected later.
+    spells: u8,
 }
 
 impl Default for PollClock {
     fn default() -> Self {
         Self {
             dry_at: None,
-            expected: LONGEST_GAP,
+            expected: KICK_COST,
+            spells: 0,
         }
     }
 }
@@ -53,6 +63,9 @@ impl Default for PollClock {
 impl PollClock {
     /// Until when a dry ring is to be watched, if it still is at `now`.
     pub(crate) fn deadline(&mut self, policy: BusyPoll, now: Instant) -> Option<Instant> {
+        if self.dry_at.is_none() {
+            self.spells = (self.spells + 1) % TRIAL;
+        }
         let dry_at = *self.dry_at.get_or_insert(now);
         let deadline = dry_at + self.time(policy)?;
         (deadline > now).then_some(deadline)
@@ -63,13 +76,15 @@ impl PollClock {
         match policy {
             BusyPoll::Off => None,
             BusyPoll::For(time) => Some(time),
-            BusyPoll::Auto => (self.expected < KICK_COST).then_some(KICK_COST),
+            BusyPoll::Auto => (self.expected < KICK_COST || self.spells == 0).then_some(KICK_COST),
         }
     }
 
-    /// The ring moved something; the worker last came back from a sleep or a poll at `woke`.
-    pub(crate) fn moved(&mut self, woke: Option<Instant>) {
-        if let (Some(dry_at), Some(woke)) = (self.dry_at.take(), woke) {
+    /// The ring moved something; the worker last came back from a sleep or a poll at `woke`. What ended a sleep without a poll
+    /// says nothing: the kick and the wake-up are in it.
+    pub(crate) fn moved(&mut self, policy: BusyPoll, woke: Option<Instant>) {
+        let watched = self.time(policy).is_some();
+        if let (Some(dry_at), Some(woke), true) = (self.dry_at.take(), woke, watched) {
             let gap = woke.saturating_duration_since(dry_at).min(LONGEST_GAP);
             self.expected = (self.expected * 7 + gap) / 8;
         }
@@ -94,7 +109,7 @@ mod tests {
         for gap in gaps {
             clock.deadline(BusyPoll::Auto, now);
             now += gap;
-            clock.moved(Some(now));
+            clock.moved(BusyPoll::Auto, Some(now));
         }
         (clock, now)
     }
@@ -107,21 +122,37 @@ mod tests {
         assert_eq!(clock.deadline(policy, now + 49 * US), Some(now + 50 * US));
         assert_eq!(clock.deadline(policy, now + 50 * US), None);
         assert_eq!(clock.deadline(policy, now + 900 * US), None);
-        clock.moved(Some(now + 950 * US));
+        clock.moved(policy, Some(now + 950 * US));
         let later = now + 1000 * US;
         assert_eq!(clock.deadline(policy, later), Some(later + 50 * US));
     }
 
+    /// Time enough to notice: one dry spell in sixteen is looked at.
+    const STEADY: usize = 20 * TRIAL as usize;
+
     #[test]
     fn off_never_polls() {
-        let (mut clock, now) = after([US; 100]);
+        let (mut clock, now) = after([US; STEADY]);
         assert_eq!(clock.deadline(BusyPoll::Off, now), None);
     }
 
     #[test]
     fn auto_polls_for_a_steady_stream_and_for_no_longer_than_a_kick_costs() {
-        let (mut clock, now) = after([3 * US; 40]);
+        let (mut clock, now) = after([3 * US; STEADY]);
         assert_eq!(clock.deadline(BusyPoll::Auto, now), Some(now + KICK_COST));
+    }
+
+    /// A gap that ends a sleep has the kick and the wake-up in it, and would hide a stream from whoever slept when it began.
+    #[test]
+    fn auto_finds_out_about_a_stream_of_which_each_chain_wakes_it() {
+        let mut clock = PollClock::default();
+        let mut now = Instant::now();
+        for _ in 0..STEADY {
+            let polls = clock.deadline(BusyPoll::Auto, now).is_some();
+            now += if polls { 3 * US } else { 60 * US };
+            clock.moved(BusyPoll::Auto, Some(now));
+        }
+        assert!(clock.deadline(BusyPoll::Auto, now).is_some());
     }
 
     #[test]
@@ -134,14 +165,14 @@ mod tests {
 
     #[test]
     fn auto_gives_up_after_few_polls_in_vain() {
-        let steady = std::iter::repeat_n(3 * US, 40);
+        let steady = std::iter::repeat_n(3 * US, STEADY);
         let (mut clock, now) = after(steady.chain([Duration::from_secs(1); 8]));
         assert_eq!(clock.deadline(BusyPoll::Auto, now), None);
     }
 
     #[test]
     fn one_pause_does_not_end_a_steady_stream() {
-        let steady = std::iter::repeat_n(3 * US, 40);
+        let steady = std::iter::repeat_n(3 * US, STEADY);
         let (mut clock, now) = after(steady.chain([Duration::from_secs(1)]));
         assert!(clock.deadline(BusyPoll::Auto, now).is_some());
     }

@@ -1,6 +1,8 @@
 //! What both virtqueues of a pair have in common: their indices, when to call the driver and when
 //! to ask it for kicks.
 
+mod policy;
+
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,14 +12,13 @@ use vm_memory::{GuestMemoryMmap, VolatileSlice};
 use crate::fault::Fault;
 use crate::handshake::{self, Word, Words};
 use crate::index::{self, QUIET_FOR};
-use crate::kick::{AtDoor, Block, DrainEnd, Requeue, State};
+use crate::kick::{Block, DrainEnd, Requeue, State};
 use crate::lookup::Lookup;
-use crate::policy::{BusyPollInterrupt, KickRearm, Policy};
+use crate::policy::Policy;
 use crate::poll::PollClock;
 use crate::ring::Ring;
 use crate::setup::{Features, RingAddresses, RingPosition, RingSetup};
 use crate::stats::QueueStats;
-use crate::watch::Watched;
 use crate::weakened::{Weakenable, Weakness};
 
 /// A batch is not cut to fewer chains than this, with which it has 95 % of what a whole one gives.
@@ -45,7 +46,7 @@ pub(crate) struct Virtqueue {
     event_at: u16,
     /// Most chains this driver has ever had posted.
     most_posted: u16,
-    /// Read when a drain begins and when a poll ends, never in between.
+    /// Decides what happens next, never what has: whether kicks are on is `kicks_on`.
     policy: Policy,
     clock: PollClock,
     /// When the worker last came back from a sleep or a poll.
@@ -155,84 +156,6 @@ impl Virtqueue {
         } else {
             DrainEnd::Disabled.state()
         });
-    }
-}
-
-// ---- policy -------------------------------------------------------------------------------
-
-impl Virtqueue {
-    /// Puts a policy in force. A batch in flight stays so; its ring is looked at when it is back.
-    pub(crate) fn set_policy(&mut self, policy: Policy, memory: Option<&GuestMemoryMmap>) {
-        self.policy = policy;
-        self.clock.restart();
-        if !self.state.running() {
-            return;
-        }
-        let Some(ring) = memory.and_then(|memory| self.open(memory)) else {
-            return;
-        };
-        if self.weak.lacks(Weakness::PolicyReadAfresh) && self.state.in_flight() {
-            return;
-        }
-        self.quiet(&ring);
-        self.enter(match self.state {
-            state if state.in_flight() => State::InFlight,
-            _ => State::Requeued(Requeue::NewPolicy),
-        });
-    }
-
-    pub(crate) const fn policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    /// The old way of rule 1. Where the ring is watched when it runs dry, arming comes after that
-    /// in any case.
-    pub(crate) fn arms_before_submit(&self) -> bool {
-        self.policy.kick_rearm == KickRearm::BeforeSubmit
-            && self.clock.time(self.policy.busy_poll).is_none()
-    }
-
-    /// The old way of an interrupted poll.
-    pub(crate) fn rearms_when_interrupted(&self) -> bool {
-        self.policy.busy_poll_interrupt == BusyPollInterrupt::Rearm
-    }
-
-    /// Neither of the old ways, which left kicks on while the worker was awake.
-    pub(crate) fn is_quiet_while_awake(&self) -> bool {
-        self.policy.kick_rearm == KickRearm::AfterCompletion && !self.rearms_when_interrupted()
-    }
-
-    /// Until when the ring is to be watched before it is armed, if it has nothing to do.
-    pub(crate) fn poll_deadline(&mut self, now: Instant) -> Option<Instant> {
-        if self.weak.lacks(Weakness::PollStartsAnew) && self.state == State::BusyPoll {
-            self.clock.restart();
-        }
-        match self.state {
-            State::Draining | State::BusyPoll | State::Waiting => {
-                self.clock.deadline(self.policy.busy_poll, now)
-            }
-            _ => None,
-        }
-    }
-
-    /// The ring moved a chain or a frame: it is not dry.
-    #[inline]
-    pub(crate) fn moved(&mut self) {
-        self.clock.moved(self.woke);
-    }
-
-    /// What a busy poll looks at, if the ring has nothing else that brings it back.
-    pub(crate) fn watched<'m>(
-        &self,
-        memory: &'m GuestMemoryMmap,
-        wanted: u16,
-    ) -> Option<Watched<'m>> {
-        let setup = self.setup.filter(|_| self.state.at_door() == AtDoor::Arm)?;
-        Some(Watched {
-            ring: Ring::resolve(memory, setup.size, &setup.addresses)?,
-            next_avail: self.next_avail,
-            wanted,
-        })
     }
 }
 
@@ -488,23 +411,5 @@ impl Virtqueue {
 
     const fn event_idx(&self) -> bool {
         self.features.has(Features::EVENT_IDX)
-    }
-}
-
-#[cfg(feature = "weakened")]
-impl Virtqueue {
-    /// What decides what the ring does next; statistics do not.
-    pub(crate) fn fingerprint(&self, now: Instant) -> impl std::hash::Hash + use<> {
-        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
-        let place = (self.next_avail, self.next_used, self.published);
-        let asked = (self.kicks_on, self.event_at, self.kicked, self.signalled);
-        let state = (self.setup.is_some(), self.enabled, self.state);
-        let poll = (
-            since(self.clock.dry_at),
-            self.clock.expected,
-            since(self.woke),
-        );
-        let rest = (self.most_posted, self.policy, self.weak.expects_late_kick);
-        (place, asked, state, poll, rest)
     }
 }

@@ -74,12 +74,20 @@ impl Device {
     }
 
     /// Puts a policy in force, for this session and those to come. All workers have it when this returns; that can take
-    /// as long as a command may. One change at a time: whoever makes several keeps them in order.
+    /// as long as a command may. A worker that does not answer in time, which is the error then, takes it as soon as it
+    /// runs. One change at a time: whoever makes several keeps them in order.
     pub fn set_policy(&self, policy: Policy) -> Result<(), DeviceError> {
-        self.tell_all(self.epoch(), || Command::SetPolicy(policy))?;
+        let epoch = self.epoch();
+        let mut told = Ok(());
+        for pair in 0..self.workers.len() {
+            let answer = self.tell(pair, epoch, Command::SetPolicy(policy));
+            if told.is_ok() {
+                told = answer.map(drop);
+            }
+        }
         *self.policy_in_force() = policy;
         self.shown.set(&for_metrics(&policy));
-        Ok(())
+        told
     }
 
     /// A new session owns the device from here on.

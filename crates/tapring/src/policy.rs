@@ -22,7 +22,7 @@ pub struct PolicyChange {
     )]
     pub kick_rearm: Option<KickRearm>,
 
-    /// Microseconds to look on after the rings ran dry: 0 (the default) to 10000, or auto
+    /// Microseconds to look on after the rings ran dry: auto (the default), or 0 (off) to 10000
     #[arg(long, value_name = "N|auto", value_parser = BusyPoll::read)]
     #[serde(
         deserialize_with = "word",

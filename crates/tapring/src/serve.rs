@@ -24,13 +24,12 @@ use rustix::io::Errno;
 use tapring_metrics::{BindError, Endpoint, Metrics};
 use thiserror::Error;
 use tokio::net::UnixListener;
-use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::oneshot;
 use tracing::info;
 
 use crate::config::{ConfigError, Source};
 use crate::control::{self, LivePolicy};
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::open::{Keep, OpenError, Opened, open};
 use crate::settings::Settings;
 use crate::signals::Hangups;
@@ -41,15 +40,12 @@ use crate::tap_drops;
 /// Draining takes microseconds. What takes longer than this is stuck, and the process ends without it.
 const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
 
-/// For whoever asked for a change to hear that it broke the device.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-
 /// Entries of the control thread's io_uring: a handful of accepts, reads and writes of the metrics' clients. It is locked
 /// memory, of which a user may have little.
 const CONTROL_ENTRIES: u32 = 64;
 
-/// Descriptors of an idle daemon and of a session, with some to spare for its messages.
-const DESCRIPTORS: usize = 40;
+/// Descriptors of an idle daemon, of its control clients and of a session, with some to spare for its messages.
+const DESCRIPTORS: usize = 60;
 
 /// Of a queue pair: tap, ring, doorbell, kicks, calls.
 const DESCRIPTORS_A_PAIR: usize = 12;
@@ -177,8 +173,7 @@ async fn run(
             metrics.render()
         }));
     }
-    let (broken, breaks) = mpsc::unbounded_channel();
-    let live = Rc::new(LivePolicy::new(Arc::clone(&device), broken));
+    let live = Rc::new(LivePolicy::new(Arc::clone(&device)));
     if let Some((source, hangups)) = reload {
         let live = Rc::clone(&live);
         let started = settings.clone();
@@ -188,10 +183,7 @@ async fn run(
     let listener = listener(&sockets.frontends).map_err(Error::Accept)?;
     announce(settings, &device);
     let mut supervisor = Supervisor::new(Arc::clone(&device), listener, settings.queue_num, ends);
-    let served = tokio::select! {
-        served = supervisor.run(stop) => served,
-        broken = first_break(breaks) => Err(broken),
-    };
+    let served = supervisor.run(stop).await;
     drop(sockets);
     served?.map_err(Error::Signals)?;
     let drained = tokio::time::timeout(DRAIN_LIMIT, drain(supervisor, device, keep)).await;
@@ -235,15 +227,6 @@ fn private(path: &Path) -> SocketOptions {
         mode: 0o600,
         group: None,
     }
-}
-
-/// Resolves when a change of policy has found the device broken.
-async fn first_break(mut breaks: UnboundedReceiver<DeviceError>) -> ServeError {
-    let Some(error) = breaks.recv().await else {
-        return future::pending().await;
-    };
-    tokio::time::sleep(LAST_WORDS).await;
-    ServeError::Device(error)
 }
 
 /// Polls `stop` once, which catches signals from now on.

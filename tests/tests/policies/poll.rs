@@ -66,7 +66,7 @@ fn polled((poll, gap): (&str, u64), event_idx: bool) -> Result<()> {
 
 #[test]
 fn a_busy_poll_saves_kicks_and_ends() {
-    let all = [("50", 20)];
+    let all = [("50", 20), ("auto", 4)];
     let all = all
         .into_iter()
         .flat_map(|poll| [true, false].map(|event_idx| (poll, event_idx)));

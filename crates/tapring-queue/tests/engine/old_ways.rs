@@ -129,7 +129,8 @@ fn auto_polls_for_a_steady_sender_and_not_for_a_slow_one() {
     };
     compare(slow, NEWER, Policy::DEFAULT, |off, auto| {
         assert_eq!(off.tx_kicks, auto.tx_kicks);
-        assert_eq!(auto.polls, 0);
+        // It tries one dry spell in sixteen.
+        assert!(auto.polls <= off.tx_kicks / 16);
     });
 }
 

@@ -77,7 +77,7 @@ fn exchange(socket: &Path, request: Request) -> io::Result<String> {
     }
 }
 
-/// A daemon gives up on its workers before.
+/// Workers answer in microseconds; a daemon whose workers do not run may still take a change later.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const LONGEST_ANSWER: u64 = 65536;

@@ -7,7 +7,6 @@ use std::thread;
 
 use tapring_queue::Policy;
 use thiserror::Error;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Mutex, oneshot};
 use tracing::info;
 
@@ -24,8 +23,8 @@ pub(crate) enum Refusal {
     /// No thread to wait in.
     #[error("cannot start a thread: {0}: raise the limit of tasks (TasksMax=)")]
     Thread(#[source] io::Error),
-    /// A worker does not answer. The daemon ends.
-    #[error("{0}: restart the daemon")]
+    /// A worker does not answer: it has too little of a CPU, or is stuck.
+    #[error("{0}: it takes the policy as soon as it runs")]
     Device(#[from] DeviceError),
     /// Nobody will know.
     #[error("the daemon is stopping")]
@@ -38,16 +37,13 @@ pub(crate) struct LivePolicy {
     device: Arc<Device>,
     /// Who waits for a worker has it; the next change starts from what that one left.
     turn: Mutex<()>,
-    /// Hears of a device that cannot go on.
-    broken: UnboundedSender<DeviceError>,
 }
 
 impl LivePolicy {
-    pub(crate) fn new(device: Arc<Device>, broken: UnboundedSender<DeviceError>) -> Self {
+    pub(crate) fn new(device: Arc<Device>) -> Self {
         Self {
             device,
             turn: Mutex::new(()),
-            broken,
         }
     }
 
@@ -83,10 +79,7 @@ impl LivePolicy {
         }
         let device = Arc::clone(&self.device);
         let set = elsewhere(move || device.set_policy(to));
-        set.await?.inspect_err(|error| {
-            // Nobody listens any more when the daemon is ending.
-            let _ = self.broken.send(error.clone());
-        })?;
+        set.await??;
         info!(
             device = self.device.name(),
             "policy: {}",

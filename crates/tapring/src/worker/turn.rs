@@ -85,16 +85,18 @@ impl DataPath {
         self.on_events(&events, memory.as_deref());
         let rest = match &memory {
             Some(memory) if self.tx_turn(memory) | self.rx_turn(memory) => Rest::None,
+            // A command waits: no ring is led to the door, for nobody goes through it.
+            _ if events.command => Rest::None,
             memory => self.door(memory.as_deref()),
         };
         self.notify();
         self.counters.add(&mut self.rings, &mut self.port);
         match (rest, &memory) {
-            (Rest::Sleep(wait), _) if !events.command => {
+            (Rest::Sleep(wait), _) => {
                 self.port.enter(wait)?;
                 self.woke = Some(Instant::now());
             }
-            (Rest::Poll(began, until), Some(memory)) if !events.command => {
+            (Rest::Poll(began, until), Some(memory)) => {
                 self.port.enter(Wait::No)?;
                 self.busy_poll(memory, began, until)?;
             }
