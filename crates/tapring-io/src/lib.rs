@@ -39,11 +39,12 @@
 
 mod arena;
 mod call;
+mod encoding;
 mod guest;
 pub mod limit;
 mod mapping;
-#[allow(dead_code, unused_imports)] // until there is a port that receives such frames
 mod offload;
+mod packet;
 mod poll;
 mod port;
 mod prefetch;
@@ -56,6 +57,7 @@ mod token;
 mod tx;
 
 pub use call::{CallFd, NotEventfd, require_eventfd};
+pub use packet::{PacketError, PacketOptions, PacketSocket};
 pub use poll::{Events, Watch};
 pub use port::{Discarded, Port, PortDescription, PortError, PortOptions, PortStats, RxRead, Wait};
 pub use prefetch::{Intent, prefetch};

@@ -26,6 +26,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, squeue, types};
 
+use crate::encoding::Encoding;
 use crate::token::{Kind, Token};
 
 /// Index of the tap among the registered files.
@@ -115,6 +116,8 @@ pub(crate) struct Polls {
     gone: bool,
     /// The multishot POLLOUT is switched on.
     always: bool,
+    /// POLLERR is something to be met by the next read or write, and not the end.
+    errors_pass: bool,
     events: Events,
     /// Times the tap was armed for frames, ever.
     pub(crate) readable_arms: u64,
@@ -123,6 +126,13 @@ pub(crate) struct Polls {
 }
 
 impl Polls {
+    pub(crate) fn new(encoding: Encoding) -> Self {
+        Self {
+            errors_pass: encoding.is_packet(),
+            ..Self::default()
+        }
+    }
+
     /// Watches `fd` from the next enter on. The place must be idle.
     pub(crate) fn install(&mut self, place: usize, fd: OwnedFd) {
         debug_assert_eq!(self.table[place].state, State::Idle);
@@ -295,10 +305,11 @@ impl Polls {
 
     /// An unexpected error counts as an event: looking once too often loses nothing.
     fn note(&mut self, place: usize, result: i32) {
-        let error = result > 0 && result & i32::from(libc::POLLERR) != 0;
+        let error = result > 0 && result & i32::from(libc::POLLERR) != 0 && !self.errors_pass;
         match place {
             0 => self.events.command = true,
             1 | 2 => self.events.kicks[place - 1] += 1,
+            // A packet socket's POLLERR is an interface that went down or away, which read and write tell apart.
             // A deleted tap answers POLLERR at once and for ever (tun_chr_poll). The deletion itself may look like a
             // frame (tun_detach_all wakes with EPOLLIN); then the read finds out.
             _ if error => self.note_gone(),

@@ -154,7 +154,7 @@ pub const POLICY_LABELS: [&str; 7] = [
     "rx_budget",
 ];
 /// Why a frame for the guest was dropped.
-pub const RX_DROP_REASONS: [&str; 4] = ["too_large", "cut", "session_end", "tap_error"];
+pub const RX_DROP_REASONS: [&str; 5] = ["too_large", "cut", "session_end", "tap_error", "offload"];
 /// Why a frame of the guest was dropped.
 pub const TX_DROP_REASONS: [&str; 3] = ["tap_down", "tap_refused", "tap_gone"];
 /// What a guest did wrong.
@@ -277,7 +277,7 @@ pub(crate) static TAP_DROPPED_PACKETS: Metric = Metric::new(
     "tapring_tap_dropped_packets_total",
     Counter,
     Device,
-    "Frames for the guest that the kernel dropped because the tap's own queue was full.",
+    "Frames for the guest that the kernel dropped because the queue of the tap, or of the packet socket, was full.",
 );
 pub(crate) static POLICY_INFO: Metric = Metric::new(
     "tapring_policy_info",

@@ -33,7 +33,7 @@ impl Port {
         loop {
             match self.rx_read() {
                 RxRead::Frame => {}
-                RxRead::Cut => lost += 1,
+                RxRead::Cut | RxRead::Unsupported => lost += 1,
                 _ => break,
             }
         }

@@ -75,7 +75,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         if !self.quiesce() {
             self.tx.leak();
-            self.rx.mapping_mut().leak();
+            self.rx.leak();
             self.guest.leak();
             return;
         }

@@ -16,6 +16,14 @@ pub enum PortError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A packet socket without virtio headers.
+    #[error(
+        "the packet socket puts no virtio header in front of frames: pass one made by `PacketSocket::open`"
+    )]
+    NoHeaders {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// A slot too small for anything, or larger than any frame.
     #[error("an RX slot of {slot_bytes} bytes is of no use: give between 13 and 262144")]
     SlotBytes {

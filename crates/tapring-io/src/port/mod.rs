@@ -1,4 +1,4 @@
-//! The port of one worker: a ring, a tap queue, registered memory, and what is in flight between them.
+//! The port of one worker: a ring, a tap queue or packet socket, memory for frames, and what is in flight between them.
 //!
 //! Fields are dropped in their order, and [`Drop`] first brings everything in flight to an end: the ring is closed
 //! before the memory goes that its entries point to. If the kernel does not let go, that memory is leaked, which is
@@ -20,13 +20,15 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use vm_memory::GuestMemoryMmap;
 
 use crate::call::{CallFd, Calls, require_eventfd};
+use crate::encoding::Encoding;
 use crate::guest::Guest;
+use crate::packet::Room;
 use crate::poll::{Events, Polls, READABLE, WRITABLE, Watch};
 use crate::ring::{Flavour, PollMode, Ring};
 use crate::slots::Slots;
 use crate::token::Token;
 use crate::tx::TxBatch;
-use crate::{HEADER_BYTES, probe, sys, tap};
+use crate::{HEADER_BYTES, probe, sys};
 
 pub use enter::Wait;
 pub use error::PortError;
@@ -37,6 +39,10 @@ const DEFAULT_SLOT_BYTES: usize = 9216 + HEADER_BYTES + 1;
 
 /// Ethernet header and two VLAN tags in front of a packet, in bytes.
 const LINK_BYTES: usize = 14 + 2 * 4;
+
+/// A packet at its longest, as the kernel puts segments together: GSO_MAX_SIZE of old. (Who raises `gso_max_size` has them
+/// cut, and counted.)
+const SUPER_MTU: u32 = 65_536;
 
 /// What a tap can deliver at most, with header: a larger slot would be a mistake.
 const MAX_SLOT_BYTES: usize = 1 << 18;
@@ -60,6 +66,12 @@ impl PortOptions {
         let slot_bytes = (HEADER_BYTES + frame + 1).clamp(DEFAULT_SLOT_BYTES, MAX_SLOT_BYTES);
         Self { slot_bytes, ..self }
     }
+
+    /// Slots for what a packet socket receives, which is super-frames whatever the MTU. There are fewer then.
+    #[must_use]
+    pub fn with_super_frames(self) -> Self {
+        self.with_mtu(SUPER_MTU)
+    }
 }
 
 impl Default for PortOptions {
@@ -75,33 +87,38 @@ impl Default for PortOptions {
 /// What a port turned out to be, for one line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortDescription {
+    /// On a packet socket, not on a tap.
+    pub packet_socket: bool,
     /// `inline`, `inline without deferred task work` or `sqpoll`.
     pub mode: &'static str,
-    /// Frames go through the ring; otherwise by read(2) and write(2), because the tap knows no RWF_NOWAIT.
+    /// Frames go through the ring; otherwise by read(2) and write(2), because the tap knows no RWF_NOWAIT (or, because the
+    /// ring does not receive from packet sockets).
     pub nowait: bool,
-    /// The frame buffers are registered; otherwise RLIMIT_MEMLOCK was too low.
+    /// The frame buffers are registered; otherwise RLIMIT_MEMLOCK was too low, or it is a packet socket, which has no use
+    /// for that.
     pub registered: bool,
-    /// The tap has a finite send buffer, which costs 15 %.
+    /// The tap has a finite send buffer, which costs 15 %. That of a packet socket always is.
     pub finite_send_buffer: bool,
 }
 
 impl fmt::Display for PortDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.mode)?;
-        f.write_str(if self.nowait {
-            ", frames through the ring"
-        } else {
-            ", frames by read(2) and write(2)"
+        f.write_str(match (self.nowait, self.packet_socket) {
+            (true, _) => ", frames through the ring",
+            (false, false) => ", frames by read(2) and write(2)",
+            (false, true) => ", frames by recvmsg(2) and send(2)",
         })?;
-        f.write_str(match (self.nowait, self.registered) {
-            (false, _) => "",
-            (true, true) => ", registered buffers",
-            (true, false) => ", buffers not registered (raise RLIMIT_MEMLOCK)",
-        })?;
-        f.write_str(if self.finite_send_buffer {
-            ", finite tap send buffer"
-        } else {
-            ""
+        f.write_str(
+            match (self.nowait && !self.packet_socket, self.registered) {
+                (false, _) => "",
+                (true, true) => ", registered buffers",
+                (true, false) => ", buffers not registered (raise RLIMIT_MEMLOCK)",
+            },
+        )?;
+        f.write_str(match (self.packet_socket, self.finite_send_buffer) {
+            (false, true) => ", finite tap send buffer",
+            _ => "",
         })
     }
 }
@@ -121,7 +138,7 @@ pub struct PortStats {
     pub cq_overflows: u64,
 }
 
-/// One worker's way to the tap and to its eventfds. Made, used and dropped on one thread.
+/// One worker's way to the tap, or to the interface of a packet socket, and to its eventfds. Made, used and dropped on one thread.
 pub struct Port {
     // The order matters: see the head of this file.
     ring: Ring,
@@ -130,7 +147,11 @@ pub struct Port {
     guest: Guest,
     polls: Polls,
     calls: Calls,
+    /// A tap's queue, or the packet socket in its place.
     tap: OwnedFd,
+    encoding: Encoding,
+    /// Of a packet socket.
+    room: Room,
     attached: bool,
     nowait: bool,
     registered: bool,
@@ -140,25 +161,29 @@ pub struct Port {
 }
 
 impl Port {
-    /// Makes a port of a tap queue. What the kernel can do is found out here: see [`describe`](Self::describe).
+    /// Makes a port of a tap queue or of a packet socket. What the kernel can do is found out here: see
+    /// [`describe`](Self::describe).
     pub fn new(tap: OwnedFd, options: PortOptions) -> Result<Self, PortError> {
         let slot_bytes = options.slot_bytes;
         if slot_bytes <= HEADER_BYTES || slot_bytes > MAX_SLOT_BYTES {
             return Err(PortError::SlotBytes { slot_bytes });
         }
-        tap::require_tap(tap.as_fd())?;
+        let encoding = Encoding::of(tap.as_fd())?;
         set_nonblocking(&tap).map_err(|source| PortError::NotATap { source })?;
-        let finite = sys::send_buffer(tap.as_fd()).is_ok_and(|bytes| bytes.is_some());
+        let finite = encoding.is_packet()
+            || sys::send_buffer(tap.as_fd()).is_ok_and(|bytes| bytes.is_some());
         let memory = |source| PortError::Memory { source };
         let bytes = u32::try_from(slot_bytes).map_err(|_| PortError::SlotBytes { slot_bytes })?;
         let mut port = Self {
             ring: Ring::new(options.poll)?,
-            tx: TxBatch::new(finite).map_err(memory)?,
-            rx: Slots::new(bytes).map_err(memory)?,
+            tx: TxBatch::new(encoding, finite).map_err(memory)?,
+            rx: Slots::new(encoding, bytes).map_err(memory)?,
             guest: Guest::default(),
-            polls: Polls::default(),
+            polls: Polls::new(encoding),
             calls: Calls::default(),
+            room: Room::of(tap.as_fd(), encoding),
             tap,
+            encoding,
             attached: true,
             nowait: false,
             registered: false,
@@ -173,8 +198,8 @@ impl Port {
     fn register(&mut self, force_plain: bool) -> Result<(), PortError> {
         let failed = |source| PortError::Register { source };
         self.ring.register_file(self.tap.as_fd()).map_err(failed)?;
-        self.nowait = !force_plain && probe::takes_nowait(&mut self.ring).map_err(failed)?;
-        if !self.nowait {
+        self.nowait = !force_plain && self.takes_nowait().map_err(failed)?;
+        if !self.nowait || self.encoding.is_packet() {
             return Ok(());
         }
         let buffers = [
@@ -187,6 +212,13 @@ impl Port {
         Ok(())
     }
 
+    fn takes_nowait(&mut self) -> io::Result<bool> {
+        let scratch = self.rx.mapping().address(0, probe::SCRATCH_BYTES);
+        // SAFETY: no read is in flight and no frame held, so that nobody else looks at the slots; they live in `self`
+        // behind the ring.
+        unsafe { probe::takes_nowait(&mut self.ring, self.encoding, scratch) }
+    }
+
     /// Another descriptor of the ring, for a further port to share the SQPOLL thread.
     pub fn ring_fd(&self) -> io::Result<OwnedFd> {
         self.ring.as_fd().try_clone_to_owned()
@@ -195,6 +227,7 @@ impl Port {
     /// What was found out about kernel, limits and tap.
     pub fn describe(&self) -> PortDescription {
         PortDescription {
+            packet_socket: self.encoding.is_packet(),
             mode: match self.ring.flavour() {
                 Flavour::Deferred => "inline",
                 Flavour::Basic => "inline without deferred task work",

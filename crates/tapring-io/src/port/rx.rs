@@ -4,11 +4,12 @@ use rustix::fd::AsFd;
 use rustix::io::{read, retry_on_intr};
 
 use super::Port;
+use crate::packet;
 use crate::slots::{Landed, RxBatch, TapFault};
 
-/// Reads of one [`Port::rx_discard`]: more than any tap's queue holds by default (1000), and no endless loop against a
-/// host that fills it as fast.
-pub(super) const DISCARD_READS: usize = 4096;
+/// Reads of one [`Port::rx_discard`]: more than any tap's queue holds by default (1000), or a packet socket of the smallest
+/// frames (5500), and no endless loop against a host that fills it as fast.
+pub(super) const DISCARD_READS: usize = 8192;
 
 /// What one read found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum RxRead {
     Empty,
     /// A frame that filled the slot whole, and was dropped because it may be incomplete.
     Cut,
+    /// A frame that was dropped because its sender left work to others that cannot be made up for here.
+    Unsupported,
     /// No free slot, or a batch of reads is in flight, which this one would overtake. Nothing was read.
     NoSlot,
     /// The tap is administratively down.
@@ -35,6 +38,7 @@ impl From<Landed> for RxRead {
             Landed::Frame => Self::Frame,
             Landed::Empty => Self::Empty,
             Landed::Cut => Self::Cut,
+            Landed::Unsupported => Self::Unsupported,
             Landed::Fault(TapFault::Down) => Self::Down,
             Landed::Fault(TapFault::Gone) => Self::Gone,
             Landed::Fault(TapFault::Errno(errno)) => Self::Error(errno),
@@ -52,17 +56,17 @@ pub struct Discarded {
 }
 
 impl Port {
-    /// One read(2) into the next free slot.
+    /// One read(2), or recvmsg(2), into the next free slot.
     pub fn rx_read(&mut self) -> RxRead {
         if self.rx.in_flight() > 0 {
             return RxRead::NoSlot;
         }
         let tap = self.tap.as_fd();
-        let landed = self
-            .rx
-            .read_with(|space| retry_on_intr(|| read(tap, &mut *space)));
-        self.note_fault(landed);
-        landed.map_or(RxRead::NoSlot, RxRead::from)
+        let landed = self.rx.read_with(|space| space.read(tap));
+        match landed {
+            Some(Landed::Fault(fault)) => RxRead::from(Landed::Fault(self.note_fault(fault))),
+            landed => landed.map_or(RxRead::NoSlot, RxRead::from),
+        }
     }
 
     /// Begins a batch of up to `frames` reads, as many as there are free slots; returns how many.
@@ -88,23 +92,29 @@ impl Port {
         frames
     }
 
-    /// The batch by read(2), up to the first that finds nothing.
+    /// The batch by plain reads, up to the first that finds nothing.
     fn read_now(&mut self, frames: usize) {
         let tap = self.tap.as_fd();
         for _ in 0..frames {
-            let landed = self
-                .rx
-                .read_in_batch(|space| retry_on_intr(|| read(tap, &mut *space)));
-            if !matches!(landed, Some(Landed::Frame | Landed::Cut)) {
-                return self.note_fault(landed);
+            let landed = self.rx.read_in_batch(|space| space.read(tap));
+            if matches!(landed, None | Some(Landed::Empty | Landed::Fault(_))) {
+                return;
             }
         }
     }
 
-    fn note_fault(&mut self, landed: Option<Landed>) {
-        if landed == Some(Landed::Fault(TapFault::Gone)) {
-            self.polls.note_gone();
+    /// A read failed. That the interface of a packet socket is down is all that is said when it went away.
+    #[cold]
+    fn note_fault(&mut self, fault: TapFault) -> TapFault {
+        let is_gone = fault == TapFault::Gone
+            || fault == TapFault::Down
+                && self.encoding.is_packet()
+                && packet::is_gone(self.tap.as_fd());
+        if !is_gone {
+            return fault;
         }
+        self.polls.note_gone();
+        TapFault::Gone
     }
 
     /// Reads the kernel has not completed yet.
@@ -115,8 +125,8 @@ impl Port {
 
     /// What the batch of reads brought, once all of it is reaped. A hole (an empty read before a frame) is normal.
     pub fn rx_batch_done(&mut self) -> Option<RxBatch> {
-        let batch = self.rx.take_batch()?;
-        self.note_fault(batch.fault.map(Landed::Fault));
+        let mut batch = self.rx.take_batch()?;
+        batch.fault = batch.fault.map(|fault| self.note_fault(fault));
         Some(batch)
     }
 
@@ -144,7 +154,7 @@ impl Port {
         self.rx.free()
     }
 
-    /// Drops the held frames, those in flight, and what the tap's queue holds, at most 4096 of these.
+    /// Drops the held frames, those in flight, and what the tap's queue holds, at most 8192 of these.
     pub fn rx_discard(&mut self) -> Discarded {
         // On an error the slots stay in flight and the reads below find none free, or free ones: both are sound.
         let _ = self.finish_reads();

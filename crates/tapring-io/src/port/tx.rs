@@ -84,8 +84,26 @@ impl Port {
     /// To be done when a batch may have become done.
     #[inline]
     pub(super) fn note_tx_done(&mut self) {
-        if self.tx.is_done() && self.tx.met_gone() {
+        if self.tx.is_done() && self.tx.has_failed() {
+            self.note_tx_failures();
+        }
+    }
+
+    #[cold]
+    fn note_tx_failures(&mut self) {
+        if self.tx.met_gone() {
             self.polls.note_gone();
+        }
+        if !self.encoding.is_packet() {
+            return;
+        }
+        let socket = self.tap.as_fd();
+        if self.tx.met_no_buffers() {
+            if !self.room.narrow(socket) {
+                self.tx.refuse_first();
+            }
+        } else if self.tx.met_full() {
+            self.room.widen(socket);
         }
     }
 }

@@ -6,14 +6,17 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use tapring_io::{CallFd, PollMode, Port, PortOptions, Tap, TapOptions, Wait};
+use tapring_io::{
+    BATCH_FRAMES, CallFd, PacketOptions, PacketSocket, PollMode, Port, PortOptions, Tap,
+    TapOptions, Wait,
+};
 
 /// Generous: reached only by a test that fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -191,6 +194,12 @@ pub(crate) fn number_of(ethernet: &[u8]) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Host(OwnedFd);
 
+impl AsFd for Host {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl Host {
     pub(crate) fn on(index: u32) -> Self {
         let protocol = i32::from(ETHERTYPE.to_be());
@@ -360,7 +369,73 @@ pub(crate) fn release() {
     Host::on(index_of("v0")).send(&another);
 }
 
-fn index_of(name: &str) -> u32 {
+/// A veth that runs, `v0` and `v1`.
+pub(crate) fn veth() {
+    sh("ip link add v0 type veth peer name v1");
+    for link in ["v0", "v1"] {
+        sh(&format!("ip link set {link} mtu 9000 up"));
+    }
+    for link in ["v0", "v1"] {
+        wait_running(link);
+    }
+}
+
+/// Waits until the kernel has taken note of the carrier: before that it drops what is sent.
+pub(crate) fn wait_running(name: &str) {
+    let runs = || {
+        let shown = Command::new("ip")
+            .args(["-o", "link", "show", name])
+            .output()
+            .unwrap();
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        shown.contains("LOWER_UP") && !shown.contains("qdisc noop")
+    };
+    let start = Instant::now();
+    while !runs() {
+        assert!(start.elapsed() < LIMIT, "{name} does not run");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A packet socket on an interface.
+pub(crate) fn packet_socket(name: &str) -> PacketSocket {
+    PacketSocket::open(&PacketOptions {
+        name: name.into(),
+        qdisc_bypass: false,
+    })
+    .unwrap()
+}
+
+/// A port of a packet socket on an interface.
+pub(crate) fn packet_port(name: &str, options: PortOptions) -> Port {
+    let socket = packet_socket(name).try_clone_socket().unwrap();
+    Port::new(socket, options).unwrap()
+}
+
+/// The bytes of `frames` frames: those that are held, and more as batches bring them.
+pub(crate) fn read_frames(port: &mut Port, frames: usize) -> Vec<Vec<u8>> {
+    let mut read = Vec::new();
+    let start = Instant::now();
+    while read.len() < frames {
+        if port.rx_held() == 0 {
+            port.rx_submit(BATCH_FRAMES);
+            enter_until(port, Port::rx_batch_done);
+        }
+        while let Some(front) = port.rx_front() {
+            assert_eq!(front[..12], [0; 12], "nothing is left to be done");
+            read.push(front[12..].to_vec());
+            port.rx_pop();
+        }
+        assert!(
+            start.elapsed() < LIMIT,
+            "{} of {frames} frames came",
+            read.len()
+        );
+    }
+    read
+}
+
+pub(crate) fn index_of(name: &str) -> u32 {
     let socket = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::DGRAM,

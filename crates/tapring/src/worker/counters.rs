@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tapring_io::{Discarded, Port, RxBatch, TapFault, TxOutcome};
 use tapring_metrics::table::TX_DROP_REASONS;
 use tapring_metrics::{Counter, PairMetrics, QueueMetrics};
@@ -17,6 +18,8 @@ use crate::log_limit::LogLimit;
 static FAULT_LINES: LogLimit = LogLimit::per_minute(6);
 static ATTACH_LINES: LogLimit = LogLimit::per_minute(6);
 static LOSS_LINES: LogLimit = LogLimit::per_minute(6);
+static CUT_LINES: LogLimit = LogLimit::per_minute(1);
+static UNSUPPORTED_LINES: LogLimit = LogLimit::per_minute(1);
 
 /// Positions in `tapring_metrics::table::RX_DROP_REASONS`.
 #[derive(Clone, Copy)]
@@ -25,6 +28,7 @@ enum RxDrop {
     Cut,
     SessionEnd,
     TapError,
+    Offload,
 }
 
 /// Positions in `tapring_metrics::table::TX_DROP_REASONS`.
@@ -125,12 +129,13 @@ impl Counters {
         if let Some(more) = LOSS_LINES.pass() {
             let (device, queue) = (&self.device, self.pair);
             let frames: u64 = losses.frames.iter().sum();
+            let remedy = remedy(outcome);
             warn!(
                 device,
                 queue,
                 frames,
                 ?outcome,
-                "frames of the guest were dropped: is the tap up?{more}"
+                "frames of the guest were dropped: {remedy}{more}"
             );
         }
     }
@@ -140,13 +145,14 @@ impl Counters {
         let (device, queue) = (&self.device, self.pair);
         error!(
             device,
-            queue, "the tap was deleted: make it again and restart the daemon"
+            queue, "the interface was deleted: make it again and restart the daemon"
         );
     }
 
     /// A batch of reads is in.
     pub(super) fn read(&self, batch: &RxBatch) {
         self.cut(batch.cut as u64);
+        self.unsupported(batch.unsupported as u64);
         if matches!(batch.fault, Some(TapFault::Errno(_))) {
             self.read_failed();
         }
@@ -155,6 +161,36 @@ impl Counters {
     /// Frames filled their slot whole, so they may be incomplete.
     pub(super) fn cut(&self, frames: u64) {
         self.drop_rx(RxDrop::Cut, frames);
+        if frames > 0
+            && let Some(more) = CUT_LINES.pass()
+        {
+            let (device, queue) = (&self.device, self.pair);
+            warn!(
+                device,
+                queue,
+                frames,
+                "frames for the guest were dropped that are longer than what an interface with this MTU should bring: if its \
+                 MTU was raised, restart the daemon; lower gso_max_size at the far end of a veth{more}"
+            );
+        }
+    }
+
+    /// The senders of these frames left work to others that cannot be made up for.
+    pub(super) fn unsupported(&self, frames: u64) {
+        self.drop_rx(RxDrop::Offload, frames);
+        if frames > 0
+            && let Some(more) = UNSUPPORTED_LINES.pass()
+        {
+            let (device, queue) = (&self.device, self.pair);
+            warn!(
+                device,
+                queue,
+                frames,
+                "frames for the guest were dropped that were to be segmented in a way that is not known here (a tunnel's, or, \
+                 before Linux 6.2, those of UDP): have their sender do it, `ethtool -K NAME tso off tx-udp-segmentation off` \
+                 at the far end of a veth, or `ethtool -K {device} gro off` of a card{more}"
+            );
+        }
     }
 
     /// The tap could not be read.
@@ -206,6 +242,21 @@ impl Counters {
                 warn!(device, queue, %direction, %fault, count, "guest fault{more}");
             }
         }
+    }
+}
+
+/// What to do about frames that were not sent.
+fn remedy(outcome: TxOutcome) -> String {
+    match outcome {
+        TxOutcome::Refused(errno) => match Errno::from_raw_os_error(errno) {
+            Errno::MSGSIZE => {
+                "they are longer than the interface's MTU: raise it there, or lower the guest's"
+                    .to_owned()
+            }
+            Errno::NOBUFS => "the interface's own queue was full".to_owned(),
+            error => format!("the interface refused them: {error}"),
+        },
+        _ => "is the interface up?".to_owned(),
     }
 }
 
@@ -301,6 +352,7 @@ mod tests {
             table::RX_DROP_REASONS[RxDrop::TapError as usize],
             "tap_error"
         );
+        assert_eq!(table::RX_DROP_REASONS[RxDrop::Offload as usize], "offload");
         assert_eq!(table::TX_DROP_REASONS[TxDrop::Down as usize], "tap_down");
         assert_eq!(
             table::TX_DROP_REASONS[TxDrop::Refused as usize],

@@ -82,8 +82,8 @@ mod tests {
         RxBatch {
             frames,
             empty,
-            cut: 0,
             fault,
+            ..RxBatch::default()
         }
     }
 

@@ -229,11 +229,12 @@ impl DataPath {
     }
 
     fn read_plain(&mut self, reads: usize) -> usize {
-        let mut frames = 0;
+        let (mut frames, mut cut, mut unsupported) = (0, 0, 0);
         for _ in 0..reads {
             match self.port.rx_read() {
                 RxRead::Frame => frames += 1,
-                RxRead::Cut => self.counters.cut(1),
+                RxRead::Cut => cut += 1,
+                RxRead::Unsupported => unsupported += 1,
                 RxRead::Error(_) => {
                     self.counters.read_failed();
                     break;
@@ -241,6 +242,8 @@ impl DataPath {
                 RxRead::Empty | RxRead::NoSlot | RxRead::Down | RxRead::Gone => break,
             }
         }
+        self.counters.cut(cut);
+        self.counters.unsupported(unsupported);
         frames
     }
 

@@ -5,7 +5,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use super::*;
 
 fn batch_of(frames: usize, finite: bool) -> (TxBatch, Vec<Token>) {
-    let mut batch = TxBatch::new(finite).unwrap();
+    let mut batch = TxBatch::new(Encoding::Tap, finite).unwrap();
     for _ in 0..frames {
         batch.copy(76).unwrap();
     }
@@ -120,7 +120,7 @@ fn a_finite_send_buffer_keeps_the_links() {
 
 #[test]
 fn cancelling_forgets_what_was_built_but_nothing_in_flight() {
-    let mut batch = TxBatch::new(false).unwrap();
+    let mut batch = TxBatch::new(Encoding::Tap, false).unwrap();
     batch.copy(76).unwrap();
     batch.cancel();
     assert!(!batch.start());
@@ -140,7 +140,7 @@ fn memory() -> (Arc<GuestMemoryMmap>, Guest) {
 #[test]
 fn gathering_takes_1023_parts_and_no_more() {
     let (memory, mut guest) = memory();
-    let mut batch = TxBatch::new(false).unwrap();
+    let mut batch = TxBatch::new(Encoding::Tap, false).unwrap();
     let parts =
         |count: usize| (0..count).map(|at| memory.get_slice(GuestAddress(at as u64), 1).unwrap());
 
@@ -170,7 +170,7 @@ fn a_part_outside_of_the_memory_is_refused_and_leaves_no_trace() {
     let (_, mut guest) = memory();
     let (other, _) = memory();
     let part = other.get_slice(GuestAddress(0), 16).unwrap();
-    let mut batch = TxBatch::new(false).unwrap();
+    let mut batch = TxBatch::new(Encoding::Tap, false).unwrap();
 
     let refused = batch.gather(&mut guest, &[0; 12], std::iter::once(part));
 

@@ -8,27 +8,52 @@
 //! ```
 //! Every slot is in exactly one of the three. The kernel writes only to those in flight, and frames are held in the
 //! order of their completions, which is the order of the wire (the order of the slots is not).
+//!
+//! A slot of a packet socket may hold a super-frame. It is shown as the frames it stands for, one after the other, and
+//! counts as so many.
+
+mod line;
+mod received;
+mod unpack;
 
 use std::io;
 
 use io_uring::{opcode, squeue};
+use rustix::fd::BorrowedFd;
+use rustix::io::{read, retry_on_intr};
 
+use crate::encoding::Encoding;
 use crate::mapping::Mapping;
+use crate::packet::{self, Message};
 use crate::poll::TAP_FILE;
 use crate::token::{Kind, Token};
 use crate::{BATCH_FRAMES, HEADER_BYTES};
+
+use line::Line64;
+use received::receive;
+use unpack::Unpack;
 
 /// Index of the slots among the registered buffers.
 pub(crate) const SLOT_BUFFER: u16 = 1;
 
 const LINE: usize = 64;
 
+/// Slots of a packet socket that has room for super-frames: 1 MiB, which may have to be locked. A batch of 16 has nearly all
+/// that one of 64 gives.
+const SUPER_SLOTS: usize = 16;
+
+/// Larger slots than this are for super-frames.
+const SUPER_BYTES: usize = 16 << 10;
+
+/// Addresses and type.
+const ETHERNET_BYTES: usize = 14;
+
 /// Why the tap would not read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapFault {
-    /// It is administratively down (EIO).
+    /// It is administratively down (EIO; of a packet socket ENETDOWN).
     Down,
-    /// It was deleted (EBADFD).
+    /// It was deleted (EBADFD; of a packet socket ENXIO).
     Gone,
     /// Another error number.
     Errno(i32),
@@ -38,8 +63,8 @@ impl TapFault {
     /// From a positive error number.
     pub(crate) const fn from_errno(errno: i32) -> Self {
         match errno {
-            libc::EIO => Self::Down,
-            libc::EBADFD => Self::Gone,
+            libc::EIO | libc::ENETDOWN => Self::Down,
+            libc::EBADFD | libc::ENXIO | libc::ENODEV => Self::Gone,
             other => Self::Errno(other),
         }
     }
@@ -48,12 +73,14 @@ impl TapFault {
 /// What became of a batch of reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxBatch {
-    /// Frames that are now held.
+    /// Frames that are now held. A super-frame counts as one here, and as what it stands for when it is held.
     pub frames: usize,
     /// Reads that found the tap empty.
     pub empty: usize,
     /// Frames dropped because they filled a slot whole: the tap cuts silently, so that they may be incomplete.
     pub cut: usize,
+    /// Frames dropped because their sender left work to others that cannot be made up for here.
+    pub unsupported: usize,
     /// The last read that failed, if any.
     pub fault: Option<TapFault>,
 }
@@ -64,6 +91,7 @@ pub(crate) enum Landed {
     Frame,
     Empty,
     Cut,
+    Unsupported,
     Fault(TapFault),
 }
 
@@ -73,83 +101,82 @@ impl RxBatch {
             Landed::Frame => self.frames += 1,
             Landed::Empty => self.empty += 1,
             Landed::Cut => self.cut += 1,
+            Landed::Unsupported => self.unsupported += 1,
             Landed::Fault(fault) => self.fault = Some(fault),
         }
     }
 }
 
-/// A ring of slot numbers; as many places as there are slots, so it cannot be full.
-#[derive(Debug)]
-struct Line64 {
-    slots: [u8; BATCH_FRAMES],
-    first: usize,
+/// Where in its slot a frame is, its 12-byte header included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    start: usize,
     len: usize,
 }
 
-impl Line64 {
-    const EMPTY: Self = Self {
-        slots: [0; BATCH_FRAMES],
-        first: 0,
-        len: 0,
-    };
+/// What a plain read is to read into.
+pub(crate) struct Space<'a> {
+    bytes: &'a mut [u8],
+    /// How, when it is a packet socket.
+    message: Option<&'a mut Message>,
+}
 
-    #[inline]
-    fn push(&mut self, slot: u8) {
-        debug_assert!(self.len < BATCH_FRAMES);
-        self.slots[(self.first + self.len) % BATCH_FRAMES] = slot;
-        self.len += 1;
-    }
-
-    #[inline]
-    fn front(&self) -> Option<u8> {
-        (self.len > 0).then(|| self.slots[self.first])
-    }
-
-    #[inline]
-    fn pop(&mut self) -> Option<u8> {
-        let slot = self.front()?;
-        self.first = (self.first + 1) % BATCH_FRAMES;
-        self.len -= 1;
-        Some(slot)
+impl Space<'_> {
+    /// Reads one frame now.
+    pub(crate) fn read(self, tap: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+        match self.message {
+            None => retry_on_intr(|| read(tap, &mut *self.bytes)),
+            Some(message) => message.receive(tap, self.bytes),
+        }
     }
 }
 
 /// The slots of a port and the batch of reads into them.
-#[derive(Debug)]
 pub(crate) struct Slots {
     mapping: Mapping,
     stride: usize,
     bytes: u32,
-    /// Length of the frame in each held slot.
-    lens: [u32; BATCH_FRAMES],
+    /// The frame in each held slot; of a super-frame the segment that is shown.
+    places: [Place; BATCH_FRAMES],
     held: Line64,
+    /// Frames held, all segments counted.
+    frames: usize,
     free: Line64,
     in_flight: usize,
     generation: u32,
     batch: RxBatch,
     /// A batch was submitted and its result not yet taken.
     started: bool,
+    /// Of a packet socket.
+    unpack: Option<Box<Unpack>>,
 }
 
 impl Slots {
-    /// 64 slots of `bytes` bytes.
-    pub(crate) fn new(bytes: u32) -> io::Result<Self> {
+    /// Slots of `bytes` bytes: 64, or fewer where they are so large.
+    pub(crate) fn new(encoding: Encoding, bytes: u32) -> io::Result<Self> {
         let stride = stride(bytes as usize);
+        let count = if encoding.is_packet() && stride > SUPER_BYTES {
+            SUPER_SLOTS
+        } else {
+            BATCH_FRAMES
+        };
         let mut free = Line64::EMPTY;
-        (0..BATCH_FRAMES)
+        (0..count)
             .filter_map(|slot| u8::try_from(slot).ok())
             .for_each(|slot| free.push(slot));
         Ok(Self {
-            mapping: Mapping::new(stride * BATCH_FRAMES)?,
+            mapping: Mapping::new(stride * count)?,
             stride,
             bytes,
-            lens: [0; BATCH_FRAMES],
+            places: [Place::default(); BATCH_FRAMES],
             held: Line64::EMPTY,
+            frames: 0,
             free,
             in_flight: 0,
             generation: 0,
             batch: RxBatch::default(),
             started: false,
+            unpack: encoding.is_packet().then(Unpack::new),
         })
     }
 
@@ -157,16 +184,18 @@ impl Slots {
         &self.mapping
     }
 
-    pub(crate) const fn mapping_mut(&mut self) -> &mut Mapping {
-        &mut self.mapping
+    /// Never frees what the kernel may still write to.
+    pub(crate) fn leak(&mut self) {
+        self.mapping.leak();
+        std::mem::forget(self.unpack.take());
     }
 
     pub(crate) const fn free(&self) -> usize {
-        self.free.len
+        self.free.len()
     }
 
     pub(crate) const fn held(&self) -> usize {
-        self.held.len
+        self.frames
     }
 
     pub(crate) const fn in_flight(&self) -> usize {
@@ -178,7 +207,7 @@ impl Slots {
         if self.started {
             return 0;
         }
-        let frames = frames.min(self.free.len);
+        let frames = frames.min(self.free.len());
         self.started = frames > 0;
         self.generation = self.generation.wrapping_add(1);
         self.batch = RxBatch::default();
@@ -197,8 +226,15 @@ impl Slots {
             let Some(slot) = self.free.pop() else { return };
             self.in_flight += 1;
             let offset = usize::from(slot) * self.stride;
-            let start = self.mapping.address(offset, self.bytes as usize);
             let token = Token::new(Kind::Rx, slot, self.generation).raw();
+            if let Some(unpack) = &mut self.unpack {
+                let bytes = self.bytes as usize - packet::HEADER_AT;
+                let start = self.mapping.address(offset + packet::HEADER_AT, bytes);
+                let message = unpack.message(slot).prepare(start, bytes);
+                push(&receive(message).user_data(token));
+                continue;
+            }
+            let start = self.mapping.address(offset, self.bytes as usize);
             if registered {
                 let read = opcode::ReadFixed::new(TAP_FILE, start, self.bytes, SLOT_BUFFER);
                 push(&read.rw_flags(libc::RWF_NOWAIT).build().user_data(token));
@@ -238,12 +274,20 @@ impl Slots {
     /// One plain read into the next free slot by `read`; `None` when there is no slot.
     pub(crate) fn read_with(
         &mut self,
-        read: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>,
+        read: impl FnOnce(Space<'_>) -> rustix::io::Result<usize>,
     ) -> Option<Landed> {
         let slot = self.free.pop()?;
-        let offset = usize::from(slot) * self.stride;
-        // SAFETY: the slot was free, so that no read is in flight into it.
-        let space = unsafe { self.mapping.slice_mut(offset, self.bytes as usize) };
+        let skip = if self.unpack.is_some() {
+            packet::HEADER_AT
+        } else {
+            0
+        };
+        let offset = usize::from(slot) * self.stride + skip;
+        let space = Space {
+            // SAFETY: the slot was free, so that no read is in flight into it.
+            bytes: unsafe { self.mapping.slice_mut(offset, self.bytes as usize - skip) },
+            message: self.unpack.as_mut().map(|unpack| unpack.message(slot)),
+        };
         let result = match read(space) {
             Ok(bytes) => i32::try_from(bytes).unwrap_or(i32::MAX),
             Err(errno) => -errno.raw_os_error(),
@@ -254,7 +298,7 @@ impl Slots {
     /// As [`read_with`](Self::read_with), as a part of the started batch.
     pub(crate) fn read_in_batch(
         &mut self,
-        read: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>,
+        read: impl FnOnce(Space<'_>) -> rustix::io::Result<usize>,
     ) -> Option<Landed> {
         let landed = self.read_with(read)?;
         self.batch.count(landed);
@@ -264,10 +308,15 @@ impl Slots {
     /// Files the slot of a finished read: a whole frame is held, everything else frees it.
     #[inline]
     fn land(&mut self, slot: u8, result: i32) -> Landed {
+        if self.unpack.is_some() {
+            return self.land_received(slot, result);
+        }
         let landed = match u32::try_from(result) {
             Ok(bytes) if bytes < self.bytes && bytes as usize >= HEADER_BYTES => {
-                self.lens[usize::from(slot)] = bytes;
+                let len = bytes as usize;
+                self.places[usize::from(slot)] = Place { start: 0, len };
                 self.held.push(slot);
+                self.frames += 1;
                 return Landed::Frame;
             }
             Ok(_) => Landed::Cut,
@@ -282,21 +331,25 @@ impl Slots {
     #[inline]
     pub(crate) fn front(&self) -> Option<&[u8]> {
         let slot = usize::from(self.held.front()?);
+        let Place { start, len } = self.places[slot];
         // SAFETY: a held slot is not in flight, and writing to it takes `&mut self`.
-        Some(unsafe {
-            self.mapping
-                .slice(slot * self.stride, self.lens[slot] as usize)
-        })
+        Some(unsafe { self.mapping.slice(slot * self.stride + start, len) })
     }
 
-    /// Frees the slot of the oldest held frame; `false` when none is held.
+    /// Takes the oldest held frame away, and frees its slot when it was the last one in it; `false` when none is held.
     #[inline]
     pub(crate) fn pop(&mut self) -> bool {
-        let slot = self.held.pop();
-        if let Some(slot) = slot {
-            self.free.push(slot);
+        let Some(slot) = self.held.front() else {
+            return false;
+        };
+        self.frames -= 1;
+        if self.unpack.is_some() && self.show_next(slot) {
+            return true;
         }
-        slot.is_some()
+        self.held.pop();
+        self.free.push(slot);
+        self.show_first();
+        true
     }
 }
 
@@ -308,78 +361,4 @@ const fn stride(bytes: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tokens(slots: &mut Slots, frames: usize) -> Vec<Token> {
-        let mut tokens = Vec::new();
-        slots.each_read(frames, true, |entry| {
-            tokens.push(Token::from_raw(entry.get_user_data()));
-        });
-        tokens
-    }
-
-    #[test]
-    fn slots_do_not_share_cache_sets() {
-        for bytes in [1526, 4096, 9229, 65_549] {
-            let sets: std::collections::HashSet<_> = (0..BATCH_FRAMES)
-                .map(|slot| slot * stride(bytes) / LINE % 64)
-                .collect();
-            assert_eq!(sets.len(), BATCH_FRAMES, "{bytes}");
-            assert!(stride(bytes) >= bytes);
-        }
-    }
-
-    #[test]
-    fn frames_are_held_in_order_of_completion() {
-        let mut slots = Slots::new(2048).unwrap();
-        assert_eq!(slots.start(3), 3);
-        let tokens = tokens(&mut slots, 3);
-
-        slots.complete(tokens[2], 100);
-        assert_eq!(slots.take_batch(), None);
-        slots.complete(tokens[0], -libc::EAGAIN);
-        slots.complete(tokens[1], 200);
-
-        assert_eq!(
-            slots.take_batch(),
-            Some(RxBatch {
-                frames: 2,
-                empty: 1,
-                ..RxBatch::default()
-            })
-        );
-        assert_eq!(slots.front().unwrap().len(), 100);
-        assert!(slots.pop());
-        assert_eq!(slots.front().unwrap().len(), 200);
-        assert!(slots.pop());
-        assert!(!slots.pop());
-        assert_eq!(slots.free(), BATCH_FRAMES);
-    }
-
-    #[test]
-    fn a_full_slot_is_a_cut_frame_and_is_dropped() {
-        let mut slots = Slots::new(100).unwrap();
-        assert_eq!(slots.read_with(|space| Ok(space.len())), Some(Landed::Cut));
-        assert_eq!(
-            slots.read_with(|space| Ok(space.len() - 1)),
-            Some(Landed::Frame)
-        );
-        assert_eq!((slots.held(), slots.free()), (1, BATCH_FRAMES - 1));
-    }
-
-    #[test]
-    fn only_as_many_reads_as_free_slots_and_one_batch_at_a_time() {
-        let mut slots = Slots::new(100).unwrap();
-        for _ in 0..60 {
-            slots.read_with(|_| Ok(50));
-        }
-        assert_eq!(slots.start(64), 4);
-        let token = tokens(&mut slots, 1)[0];
-        assert_eq!(slots.start(1), 0);
-        slots.complete(token, -libc::EBADFD);
-        assert_eq!(slots.take_batch().unwrap().fault, Some(TapFault::Gone));
-        slots.complete(token, 50);
-        assert_eq!(slots.held(), 60, "a stale completion changes nothing");
-    }
-}
+mod tests;

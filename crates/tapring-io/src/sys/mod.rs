@@ -1,4 +1,6 @@
-//! The few system calls that no safe crate offers: the tun ioctls, interface flags, writev of foreign memory.
+//! The few system calls that no safe crate offers: the tun ioctls, interface flags, packet sockets, writev of foreign memory.
+
+pub(crate) mod packet;
 
 use std::ffi::{c_int, c_short, c_ulong};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

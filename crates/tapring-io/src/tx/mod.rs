@@ -15,66 +15,32 @@
 //!
 //! While a batch is in flight its arena and iovecs are not touched: with SQPOLL the kernel reads the iovecs long after
 //! they were pushed.
+//!
+//! All of this holds for a packet socket too, whose send buffer is finite always. What differs is in `encode.rs`.
+
+mod encode;
+mod outcome;
 
 use std::io;
 
-use io_uring::{opcode, squeue};
+use io_uring::squeue;
 use rustix::fd::BorrowedFd;
 use vm_memory::VolatileSlice;
 
-use crate::arena::{ARENA_BUFFER, Arena};
+use crate::arena::Arena;
+use crate::encoding::Encoding;
 use crate::guest::Guest;
-use crate::poll::TAP_FILE;
-use crate::slots::TapFault;
 use crate::token::{Kind, Token};
-use crate::{BATCH_FRAMES, HEADER_BYTES, sys};
+use crate::{BATCH_FRAMES, HEADER_BYTES};
+
+use encode::{Messages, messages};
+pub use outcome::{GatherError, TxOutcome};
 
 /// Most iovecs a frame may have, its header's included (UIO_MAXIOV).
 const FRAME_IOVECS: usize = 1024;
 
 /// iovecs of a batch: one frame of the largest kind and a little more.
 const BATCH_IOVECS: usize = FRAME_IOVECS + BATCH_FRAMES;
-
-/// What became of a frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TxOutcome {
-    /// The tap took it.
-    #[default]
-    Sent,
-    /// The tap will not take more now (EAGAIN), or the frame stands behind one that it did not take.
-    TapFull,
-    /// The tap is administratively down (EIO).
-    Down,
-    /// The kernel refused this frame, with this error number.
-    Refused(i32),
-    /// The tap was deleted (EBADFD).
-    Gone,
-}
-
-impl TxOutcome {
-    const fn of_errno(errno: i32) -> Self {
-        match (errno, TapFault::from_errno(errno)) {
-            (libc::EAGAIN, _) => Self::TapFull,
-            (_, TapFault::Down) => Self::Down,
-            (_, TapFault::Gone) => Self::Gone,
-            (_, TapFault::Errno(errno)) => Self::Refused(errno),
-        }
-    }
-}
-
-/// A frame cannot join the batch being built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GatherError {
-    /// No room for another frame, its header or its parts.
-    #[error("the batch is full: submit it and gather the frame into the next one")]
-    BatchFull,
-    /// More parts than one write may have.
-    #[error("the frame has more than 1023 parts: copy it instead")]
-    TooManyParts,
-    /// A part is not in the memory given to `set_memory`.
-    #[error("a part of the frame lies outside of the guest's memory: drop the frame")]
-    OutsideMemory,
-}
 
 /// One frame of the batch: arena memory, or iovecs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,11 +60,13 @@ enum State {
 }
 
 /// The one batch of a port.
-#[derive(Debug)]
 pub(crate) struct TxBatch {
     state: State,
+    encoding: Encoding,
     arena: Arena,
     iovecs: Box<[libc::iovec]>,
+    /// Of gathered frames, for a packet socket.
+    messages: Messages,
     iovecs_used: usize,
     frames: [Frame; BATCH_FRAMES],
     len: usize,
@@ -108,6 +76,8 @@ pub(crate) struct TxBatch {
     results: [i32; BATCH_FRAMES],
     outcomes: [TxOutcome; BATCH_FRAMES],
     failed: bool,
+    /// Some frame met ENOBUFS.
+    no_buffers: bool,
     generation: u32,
     /// The entries behind a refused frame have to be pushed once more.
     resubmit: bool,
@@ -118,15 +88,17 @@ pub(crate) struct TxBatch {
 
 impl TxBatch {
     /// `finite` when the tap has a send buffer that can be full; `registered` when the arena is a registered buffer.
-    pub(crate) fn new(finite: bool) -> io::Result<Self> {
+    pub(crate) fn new(encoding: Encoding, finite: bool) -> io::Result<Self> {
         let none = libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
         Ok(Self {
             state: State::Building,
+            encoding,
             arena: Arena::new()?,
             iovecs: vec![none; BATCH_IOVECS].into_boxed_slice(),
+            messages: messages(),
             iovecs_used: 0,
             frames: [Frame::default(); BATCH_FRAMES],
             len: 0,
@@ -135,6 +107,7 @@ impl TxBatch {
             results: [0; BATCH_FRAMES],
             outcomes: [TxOutcome::Sent; BATCH_FRAMES],
             failed: false,
+            no_buffers: false,
             generation: 0,
             resubmit: false,
             linked: finite,
@@ -211,10 +184,12 @@ impl TxBatch {
             .ok_or(GatherError::BatchFull)?;
         // SAFETY: as in `copy`: the batch is being built, so that the kernel does not look at the arena.
         unsafe { self.arena.mapping_mut().slice_mut(offset, HEADER_BYTES) }.copy_from_slice(header);
-        let address = self.arena.mapping().address(offset, HEADER_BYTES);
+        // Of a packet socket's header the first bytes are sent, and from where they are.
+        let bytes = HEADER_BYTES - self.skip();
+        let address = self.arena.mapping().address(offset, bytes);
         self.iovecs[first] = libc::iovec {
             iov_base: address.cast(),
-            iov_len: HEADER_BYTES,
+            iov_len: bytes,
         };
         let gathered = self.gather_parts(guest, first + 1, parts);
         let Ok(end) = gathered else {
@@ -279,6 +254,9 @@ impl TxBatch {
             return false;
         }
         self.state = State::InFlight;
+        if self.encoding.is_packet() {
+            self.shorten_headers();
+        }
         self.begin_submission(0);
         true
     }
@@ -287,6 +265,7 @@ impl TxBatch {
         self.first = first;
         self.pending = self.len - first;
         self.failed = false;
+        self.no_buffers = false;
         self.generation = self.generation.wrapping_add(1);
     }
 
@@ -294,46 +273,12 @@ impl TxBatch {
     #[inline]
     pub(crate) fn each_entry(&self, mut push: impl FnMut(&squeue::Entry)) {
         for index in self.first..self.len {
-            let frame = self.frames[index];
-            if self.registered && !frame.gathered {
-                let address = self
-                    .arena
-                    .mapping()
-                    .address(frame.start, frame.count as usize);
-                let write = opcode::WriteFixed::new(TAP_FILE, address, frame.count, ARENA_BUFFER);
-                let write = write.rw_flags(libc::RWF_NOWAIT).build();
-                push(
-                    &write
-                        .flags(self.link(index))
-                        .user_data(self.token(index).raw()),
-                );
+            if self.registered && !self.frames[index].gathered {
+                push(&self.fixed_entry(index));
             } else {
                 push(&self.slower_entry(index));
             }
         }
-    }
-
-    /// The entry of a frame that is gathered, or copied into an arena that is not registered.
-    #[inline(never)]
-    fn slower_entry(&self, index: usize) -> squeue::Entry {
-        let frame = self.frames[index];
-        let entry = if frame.gathered {
-            let iovecs = self.iovecs[frame.start..].as_ptr();
-            opcode::Writev::new(TAP_FILE, iovecs, frame.count)
-                .rw_flags(libc::RWF_NOWAIT)
-                .build()
-        } else {
-            let address = self
-                .arena
-                .mapping()
-                .address(frame.start, frame.count as usize);
-            opcode::Write::new(TAP_FILE, address, frame.count)
-                .rw_flags(libc::RWF_NOWAIT)
-                .build()
-        };
-        entry
-            .flags(self.link(index))
-            .user_data(self.token(index).raw())
     }
 
     /// The last one is not linked: what other parties push next is no business of this chain.
@@ -384,7 +329,10 @@ impl TxBatch {
                 (cancelled, _) if cancelled == -libc::ECANCELED => {
                     broken_by.unwrap_or(TxOutcome::TapFull)
                 }
-                (error, _) => *broken_by.insert(TxOutcome::of_errno(-error)),
+                (error, _) => {
+                    self.no_buffers |= error == -libc::ENOBUFS;
+                    *broken_by.insert(TxOutcome::of_errno(-error, self.encoding))
+                }
             };
         }
         self.linked |= self.outcomes[..self.len].contains(&TxOutcome::TapFull);
@@ -404,9 +352,9 @@ impl TxBatch {
             let result = if full {
                 -libc::ECANCELED
             } else {
-                self.write_frame(tap, index)
+                self.send_frame(tap, index)
             };
-            full |= result == -libc::EAGAIN;
+            full |= self.is_full(result);
             self.failed |= result < 0;
             self.results[index] = result;
         }
@@ -414,22 +362,8 @@ impl TxBatch {
         self.settle();
     }
 
-    fn write_frame(&self, tap: BorrowedFd<'_>, index: usize) -> i32 {
-        let frame = self.frames[index];
-        if frame.gathered {
-            let iovecs = &self.iovecs[frame.start..frame.start + frame.count as usize];
-            // SAFETY: the iovecs were made by `gather` for this batch: the header's points into the arena, the others
-            // into regions of the guest's memory, which `Port` keeps mapped while `points_into_guest`.
-            return unsafe { sys::writev(tap, iovecs) };
-        }
-        // SAFETY: no ring entry is in flight, and the kernel only reads here.
-        let bytes = unsafe {
-            self.arena
-                .mapping()
-                .slice(frame.start, frame.count as usize)
-        };
-        rustix::io::retry_on_intr(|| rustix::io::write(tap, bytes))
-            .map_or_else(|errno| -errno.raw_os_error(), |_| 0)
+    fn is_full(&self, result: i32) -> bool {
+        result < 0 && TxOutcome::of_errno(-result, self.encoding) == TxOutcome::TapFull
     }
 
     /// Whether the outcomes are there to be taken.
@@ -438,9 +372,34 @@ impl TxBatch {
         matches!(self.state, State::Done)
     }
 
+    /// Whether some frame was not sent; asked when the batch is done.
+    #[inline]
+    pub(crate) const fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     /// Whether some frame met a deleted tap; asked when the batch is done.
     pub(crate) fn met_gone(&self) -> bool {
-        self.failed && self.outcomes[..self.len].contains(&TxOutcome::Gone)
+        self.outcomes[..self.len].contains(&TxOutcome::Gone)
+    }
+
+    /// Whether some frame found the tap full; asked when the batch is done.
+    pub(crate) fn met_full(&self) -> bool {
+        self.outcomes[..self.len].contains(&TxOutcome::TapFull)
+    }
+
+    /// Whether the interface behind a packet socket was full, and not the socket.
+    pub(crate) const fn met_no_buffers(&self) -> bool {
+        self.no_buffers
+    }
+
+    /// Nothing says when the interface takes frames again. The first that it did not take is refused, unless others were
+    /// taken, so that to try again always gets somewhere.
+    pub(crate) fn refuse_first(&mut self) {
+        let submitted = &mut self.outcomes[self.first..self.len];
+        if let [first @ TxOutcome::TapFull, ..] = submitted {
+            *first = TxOutcome::Refused(libc::ENOBUFS);
+        }
     }
 
     /// The outcomes, once all are in; with that the batch is free again.
@@ -458,9 +417,9 @@ impl TxBatch {
     pub(crate) fn leak(&mut self) {
         self.arena.mapping_mut().leak();
         std::mem::forget(std::mem::take(&mut self.iovecs));
+        std::mem::forget(std::mem::replace(&mut self.messages, messages()));
     }
 }
 
 #[cfg(test)]
-#[path = "tx_tests.rs"]
 mod tests;
