@@ -3,13 +3,14 @@
 pub(crate) mod packet;
 
 use std::ffi::{c_int, c_short, c_ulong};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::{io, mem};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// `_IOW('T', n, int)` and `_IOR('T', n, unsigned int)` of <linux/if_tun.h>.
 const TUNSETIFF: c_ulong = 0x4004_54ca;
+const TUNGETFEATURES: c_ulong = 0x8004_54cf;
 const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
 const TUNGETIFF: c_ulong = 0x8004_54d2;
 const TUNGETSNDBUF: c_ulong = 0x8004_54d3;
@@ -72,11 +73,33 @@ pub(crate) fn attach(tun: BorrowedFd<'_>, name: &str, flags: c_short) -> io::Res
     ifreq_ioctl(tun, TUNSETIFF, &mut request)
 }
 
-/// The flags a tun queue was attached with.
-pub(crate) fn attached_flags(tun: BorrowedFd<'_>) -> io::Result<c_short> {
+/// The interface that a tun queue is attached to, and the flags it was attached with.
+pub(crate) fn attached_to(tun: BorrowedFd<'_>) -> io::Result<(String, c_short)> {
     let mut request = request("");
     ifreq_ioctl(tun, TUNGETIFF, &mut request)?;
-    Ok(flags_of(&request))
+    let name = request.ifr_name.map(|byte| byte.to_ne_bytes()[0]);
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok((
+        String::from_utf8_lossy(name).into_owned(),
+        flags_of(&request),
+    ))
+}
+
+/// The flags that a tun queue could be attached with, whether it is or not.
+pub(crate) fn features(tun: BorrowedFd<'_>) -> io::Result<c_short> {
+    let mut bits = 0;
+    int_ioctl(tun, TUNGETFEATURES, &mut bits)?;
+    #[allow(clippy::cast_possible_truncation)] // the flags of an `ifreq` are 16 bits
+    Ok(bits as c_short)
+}
+
+/// Another descriptor of what is open under this number. It may be nothing, or anything.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl(2) takes any number; of one that is not open it says so.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    checked(copy)?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Gives an attached queue of a multi_queue tap its share of the host's flows, or none. The kernel throws away what the queue

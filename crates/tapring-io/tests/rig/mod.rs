@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -341,6 +342,29 @@ pub(crate) fn set_send_buffer(queue: &OwnedFd, bytes: i32) {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
+/// Sets the length of the header that a tap's frames have.
+pub(crate) fn set_header_bytes(queue: &OwnedFd, bytes: i32) {
+    const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+    // SAFETY: the ioctl reads one int, which is what it is given.
+    let result = unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETVNETHDRSZ as _, &raw const bytes) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Attaches an open /dev/net/tun to an interface, with IFF_* flags.
+pub(crate) fn attach(tun: &impl AsFd, name: &str, flags: i16) {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    // SAFETY: plain old data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_flags = flags;
+    let fd = tun.as_fd().as_raw_fd();
+    // SAFETY: the ioctl reads and writes one `ifreq`.
+    let result = unsafe { libc::ioctl(fd, TUNSETIFF as _, &raw mut request) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// RIG-SLOW: t0 in a bridge whose way to [`FAR_MAC`] is a veth that sends 1 kbit/s, so that a full tap stays full for
 /// a minute, however busy this machine is. Returns the far end.
 ///
@@ -433,6 +457,69 @@ pub(crate) fn read_frames(port: &mut Port, frames: usize) -> Vec<Vec<u8>> {
         );
     }
     read
+}
+
+/// A macvtap `m0` on `v0` of a veth, and its device file, which is gone when dropped; `None`, said loudly, where there is no
+/// macvtap or no right to make device files.
+pub(crate) fn macvtap() -> Option<DeviceFile> {
+    if let Err(error) = try_sh("ip link add link v0 name m0 type macvtap mode bridge") {
+        skip(&error);
+        return None;
+    }
+    sh("ip link set m0 up");
+    wait_running("m0");
+    // The /sys we see may be another namespace's.
+    let numbers = "mount -t sysfs none /sys && cat /sys/class/net/m0/tap*/dev";
+    let numbers = Command::new("unshare")
+        .args(["-m", "sh", "-c", numbers])
+        .output()
+        .unwrap();
+    let numbers = String::from_utf8_lossy(&numbers.stdout).into_owned();
+    let parsed = numbers.trim().split_once(':').and_then(|(major, minor)| {
+        let number = |word: &str| word.parse::<u32>().ok();
+        Some((number(major)?, number(minor)?))
+    });
+    let Some((major, minor)) = parsed else {
+        skip(&format!("macvtap: its device numbers are {numbers:?}"));
+        return None;
+    };
+    DeviceFile::make(major, minor)
+}
+
+/// A character device of ours.
+#[derive(Debug)]
+pub(crate) struct DeviceFile(PathBuf);
+
+impl DeviceFile {
+    fn make(major: u32, minor: u32) -> Option<Self> {
+        use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+        let path = std::env::temp_dir().join(format!("tapring-{}-{minor}", std::process::id()));
+        let mode = Mode::RUSR | Mode::WUSR;
+        let made = mknodat(
+            CWD,
+            &path,
+            FileType::CharacterDevice,
+            mode,
+            makedev(major, minor),
+        );
+        if let Err(error) = made {
+            skip(&format!(
+                "macvtap: no right to make its device file: {error}"
+            ));
+            return None;
+        }
+        Some(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for DeviceFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 pub(crate) fn index_of(name: &str) -> u32 {

@@ -1,19 +1,19 @@
-//! Opening a tap: the interface, all its queues, and an error for each way it can go wrong.
+//! Opening a tap by its name: the interface, all its queues, and an error for each way it can go wrong.
 //!
 //! TUNSETIFF creates an interface when there is none of that name and answers a bare EINVAL when there is one of
 //! another kind. Neither is what a user wants to meet, so we look first, try both kinds of queue, and compare the
 //! interface index before and after.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::net::netdevice::name_to_index;
 
+use super::{Tap, TapError, is_tap_name};
 use crate::sys::{self, IFF_MULTI_QUEUE, IFF_NO_PI, IFF_TAP, IFF_VNET_HDR};
-use crate::{HEADER_BYTES, port::PortError};
 
 const TUN_DEVICE: &str = "/dev/net/tun";
 
@@ -36,115 +36,11 @@ pub struct TapOptions {
     pub create: bool,
 }
 
-/// A tap cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TapError {
-    /// Not a name an interface can have.
-    #[error(
-        "`{name}` cannot be the name of a tap: give 1 to 15 bytes without blanks, `/`, `:` and `%`"
-    )]
-    Name {
-        /// The name given.
-        name: String,
-    },
-    /// No queue pair, or too many.
-    #[error("tap `{name}` cannot have {queue_pairs} queue pairs: give 1 to 256")]
-    QueuePairs {
-        /// The tap.
-        name: String,
-        /// The number given.
-        queue_pairs: u16,
-    },
-    /// There is no such interface, and none was to be created.
-    #[error(
-        "tap `{name}` does not exist: create it with `ip tuntap add {name} mode tap{kind}` or pass --create-tap"
-    )]
-    Missing {
-        /// The tap.
-        name: String,
-        /// ` multi_queue` when that is needed.
-        kind: &'static str,
-    },
-    /// The interface is something else.
-    #[error(
-        "`{name}` is not a tap (a tun, a bridge or a network card): name another interface, or remove this one"
-    )]
-    NotATap {
-        /// The interface.
-        name: String,
-    },
-    /// One queue, but several are wanted.
-    #[error(
-        "tap `{name}` has a single queue and {queue_pairs} queue pairs are wanted: create it again with \
-         `ip tuntap add {name} mode tap multi_queue`, or use one pair"
-    )]
-    SingleQueue {
-        /// The tap.
-        name: String,
-        /// The number of pairs wanted.
-        queue_pairs: u16,
-    },
-    /// Someone has it.
-    #[error(
-        "tap `{name}` is held by another process: stop that process, or use a tap of its own for each"
-    )]
-    Busy {
-        /// The tap.
-        name: String,
-    },
-    /// Not allowed to use or create it.
-    #[error(
-        "no permission for tap `{name}`: run as root, give CAP_NET_ADMIN, or create it with \
-         `ip tuntap add {name} mode tap{kind} user $USER`"
-    )]
-    Denied {
-        /// The tap.
-        name: String,
-        /// ` multi_queue` when that is needed.
-        kind: &'static str,
-    },
-    /// No tun driver.
-    #[error(
-        "/dev/net/tun is missing: load the driver with `modprobe tun`, or give the container that device"
-    )]
-    NoDriver {
-        /// What open(2) said.
-        source: io::Error,
-    },
-    /// Not allowed to open the tun driver.
-    #[error(
-        "/dev/net/tun cannot be opened: give this user read and write access to it, and the container that device"
-    )]
-    DriverDenied {
-        /// What open(2) said.
-        source: io::Error,
-    },
-    /// Anything else.
-    #[error("cannot {action} tap `{name}`: look at the error behind this and at `dmesg`")]
-    System {
-        /// The tap.
-        name: String,
-        /// What was being done.
-        action: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
 impl TapError {
     /// Whether the tap is perhaps only being let go of. One that goes while we look is then made again.
     const fn may_pass(&self, options: &TapOptions) -> bool {
         matches!(self, Self::Busy { .. }) || matches!(self, Self::Missing { .. }) && options.create
     }
-}
-
-/// An open tap: all its queues, and whether it is ours.
-#[derive(Debug)]
-pub struct Tap {
-    name: String,
-    index: u32,
-    created: bool,
-    queues: Vec<OwnedFd>,
 }
 
 impl Tap {
@@ -193,78 +89,6 @@ impl Tap {
         tap.configure(&socket)
             .map_err(|(action, source)| options.failed(action, source))?;
         Ok(tap)
-    }
-
-    /// Name of the interface.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Index of the interface.
-    pub const fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Whether we created it. It is not persistent then.
-    pub const fn created(&self) -> bool {
-        self.created
-    }
-
-    /// Number of queues.
-    pub fn queue_pairs(&self) -> usize {
-        self.queues.len()
-    }
-
-    /// The send buffer in bytes when it is finite, which costs 15 %: worth a warning. `None` is the default.
-    pub fn send_buffer(&self) -> io::Result<Option<u32>> {
-        sys::send_buffer(self.first())
-    }
-
-    /// Whether the interface is administratively up.
-    pub fn is_up(&self) -> io::Result<bool> {
-        sys::is_up(sys::interface_socket()?.as_fd(), &self.name)
-    }
-
-    /// The largest packet the interface carries, in bytes without the Ethernet header.
-    pub fn mtu(&self) -> io::Result<u32> {
-        sys::mtu(sys::interface_socket()?.as_fd(), &self.name)
-    }
-
-    /// Sets what the host may leave to the guest: `TUN_F_*` bits of <linux/if_tun.h>, for all queues.
-    ///
-    /// The kernel refuses (EINVAL) bits it does not know, TSO without CSUM, and USO4 without USO6.
-    pub fn set_offload(&self, bits: u32) -> io::Result<()> {
-        sys::set_offload(self.first(), bits)
-    }
-
-    /// Another descriptor of queue `pair`, for a worker's port.
-    pub fn try_clone_queue(&self, pair: u16) -> io::Result<OwnedFd> {
-        let queue = self
-            .queues
-            .get(usize::from(pair))
-            .ok_or(io::ErrorKind::NotFound)?;
-        queue.try_clone()
-    }
-
-    fn first(&self) -> BorrowedFd<'_> {
-        self.queues[0].as_fd()
-    }
-
-    /// These settings belong to the interface, not to a queue, and need no privilege.
-    fn configure(&self, socket: &OwnedFd) -> Result<(), (&'static str, io::Error)> {
-        let header_bytes = i32::try_from(HEADER_BYTES).unwrap_or(i32::MAX);
-        sys::set_header_bytes(self.first(), header_bytes)
-            .map_err(|error| ("set the header of", error))?;
-        if cfg!(target_endian = "big") {
-            sys::set_header_little_endian(self.first())
-                .map_err(|error| ("set the byte order of", error))?;
-        }
-        self.set_offload(0)
-            .map_err(|error| ("set the offloads of", error))?;
-        if self.created {
-            sys::bring_up(socket.as_fd(), &self.name).map_err(|error| ("bring up", error))?;
-        }
-        Ok(())
     }
 }
 
@@ -399,51 +223,9 @@ fn check(options: &TapOptions) -> Result<(), TapError> {
     Ok(())
 }
 
-/// Whether a tap can have this name: what `dev_valid_name` of the kernel takes, without `%`, from which TUNSETIFF would
-/// make up a name.
-pub fn is_tap_name(name: &str) -> bool {
-    let forbidden =
-        |byte: u8| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"/:%".contains(&byte);
-    (1..=sys::NAME_BYTES).contains(&name.len())
-        && name != "."
-        && name != ".."
-        && !name.bytes().any(forbidden)
-}
-
-/// Checks that `queue` is an attached tap queue with the header we expect.
-pub(crate) fn require_tap(queue: BorrowedFd<'_>) -> Result<(), PortError> {
-    let flags = sys::attached_flags(queue).map_err(|source| PortError::NotATap { source })?;
-    if flags & (IFF_TAP | IFF_VNET_HDR) != IFF_TAP | IFF_VNET_HDR {
-        return Err(PortError::NotATap {
-            source: io::ErrorKind::InvalidInput.into(),
-        });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_the_kernel_would_refuse_or_expand_are_refused() {
-        for name in [
-            "",
-            ".",
-            "..",
-            "a b",
-            "a/b",
-            "a:0",
-            "tap%d",
-            "a\tb",
-            "sixteen-bytes-xx",
-        ] {
-            assert!(!is_tap_name(name), "{name:?}");
-        }
-        for name in ["t0", "fifteen-bytes-x", "tap.1", "tåp"] {
-            assert!(is_tap_name(name), "{name:?}");
-        }
-    }
 
     #[test]
     fn only_a_missing_driver_is_called_missing() {
