@@ -121,6 +121,7 @@ mod tests {
     use clap::CommandFactory;
     use tapring_queue::{BusyPoll, KickRearm, RxWake};
 
+    use crate::attachment::Attachment;
     use crate::features::QueueNum;
     use crate::options::DEFAULT_METRICS;
     use crate::settings::Settings;
@@ -152,7 +153,12 @@ mod tests {
         assert_eq!((settings.socket.mode, settings.queue_pairs), (0o600, 1));
         assert_eq!(settings.max_ring_size, 1024);
         assert_eq!(settings.metrics, None);
-        assert!(settings.worker_cpus.is_empty() && !settings.create_tap);
+        assert!(settings.worker_cpus.is_empty());
+        let tap = Attachment::Tap {
+            name: "t0".to_owned(),
+            create: false,
+        };
+        assert_eq!(settings.attachment, tap);
         assert_eq!(settings.policy, tapring_queue::Policy::DEFAULT);
         assert_eq!(settings.control_socket, None);
     }
@@ -173,6 +179,30 @@ mod tests {
         assert_eq!(settings.policy.kick_rearm, KickRearm::BeforeSubmit);
         assert_eq!(settings.policy.busy_poll, BusyPoll::Auto);
         assert_eq!(settings.policy.rx_wake, RxWake::Chains(8));
+    }
+
+    #[test]
+    fn there_are_four_things_to_connect_a_guest_to() {
+        let attachment = |words: &str| {
+            let settings = serve(&format!("--socket s {words}")).expect("complete");
+            (settings.attachment, settings.queue_pairs)
+        };
+        let created = Attachment::Tap {
+            name: "t0".to_owned(),
+            create: true,
+        };
+        assert_eq!(attachment("--tap t0 --create-tap"), (created, 1));
+        let device = Attachment::Device("/dev/tap5".into());
+        assert_eq!(attachment("--tap /dev/tap5 --queue-pairs 2"), (device, 2));
+        let fds = Attachment::Descriptors(vec![5, 6, 9]);
+        assert_eq!(attachment("--tap-fd 5,6,9"), (fds, 3));
+        let packet = |qdisc_bypass| Attachment::Packet {
+            name: "eth0".to_owned(),
+            qdisc_bypass,
+        };
+        assert_eq!(attachment("--packet eth0"), (packet(false), 1));
+        let bypass = attachment("--packet eth0 --packet-qdisc-bypass");
+        assert_eq!(bypass, (packet(true), 1));
     }
 
     #[test]
@@ -202,6 +232,14 @@ mod tests {
             "--socket s --tap t0 --rx-wake 0",
             "--socket s --tap t0 --tx-budget 65",
             "--socket s --tap t0 --create-tap=maybe",
+            "--socket s --tap t0 --packet v0",
+            "--socket s --tap t0 --tap-fd 5",
+            "--socket s --tap-fd 5 --packet v0",
+            "--socket s --tap-fd 1",
+            "--socket s --tap-fd 5,5",
+            "--socket s --tap-fd five",
+            "--socket s --packet a-name-of-16-byte",
+            "--socket s --packet /dev/tap5",
             "--socket s --tap t0 --strange",
         ] {
             let line = serve(words).expect_err(words);

@@ -12,7 +12,7 @@ use thiserror::Error;
 use toml::de::Error as TomlError;
 
 use crate::cli::ServeArgs;
-use crate::options::Options;
+use crate::options::{Incomplete, Options};
 use crate::settings::{Settings, SettingsError};
 
 /// Settings that cannot be served with.
@@ -78,9 +78,12 @@ impl Source {
             None => Options::default(),
         };
         let settings = self.given.clone().over(said).settings();
-        let settings = settings.map_err(|key| ConfigError::Missing {
-            path: self.file.clone().unwrap_or_default(),
-            key,
+        let settings = settings.map_err(|incomplete| match incomplete {
+            Incomplete::Missing(key) => ConfigError::Missing {
+                path: self.file.clone().unwrap_or_default(),
+                key,
+            },
+            Incomplete::Contradiction(error) => error.into(),
         })?;
         settings.check()?;
         Ok(settings)
@@ -127,6 +130,7 @@ fn line_of(text: &str, error: &TomlError) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attachment::Attachment;
     use tapring_queue::{Budget, BusyPoll, Policy};
 
     fn settings(text: &str) -> Settings {
@@ -162,8 +166,12 @@ mod tests {
         );
         let (said, given) = (said.expect("right"), given.expect("right"));
         let settings = given.over(said).settings().expect("complete");
-        assert_eq!((settings.tap.as_str(), settings.queue_pairs), ("t0", 3));
-        assert_eq!((settings.metrics, settings.create_tap), (None, false));
+        let tap = Attachment::Tap {
+            name: "t0".to_owned(),
+            create: false,
+        };
+        assert_eq!((settings.attachment, settings.queue_pairs), (tap, 3));
+        assert_eq!(settings.metrics, None);
         let budgets = [settings.policy.tx_budget, settings.policy.rx_budget];
         assert_eq!(budgets.map(Budget::frames), [2, 3]);
     }
@@ -185,6 +193,15 @@ mod tests {
                 ["socket_group: ", "number of a group"],
             ),
             ("create_tap = \"yes\"", 1, ["create_tap: ", "true or false"]),
+            ("tap_fd = 2", 1, ["tap_fd: ", "from 3 on"]),
+            ("tap_fd = \"5,5\"", 1, ["tap_fd: ", "from 3 on"]),
+            ("tap_fd = \"5,x\"", 1, ["tap_fd: ", "such as \"5,6\""]),
+            ("packet = \"a/b\"", 1, ["packet: ", "1 to 15 bytes"]),
+            (
+                "packet_qdisc_bypass = 1",
+                1,
+                ["packet_qdisc_bypass: ", "true or false"],
+            ),
             ("queue_pairs = 33", 1, ["queue_pairs: ", "1 to 32"]),
             ("queue_size = 1000", 1, ["queue_size: ", "power of two"]),
             ("poll = \"maybe\"", 1, ["poll: ", "auto, inline or sqpoll"]),

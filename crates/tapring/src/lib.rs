@@ -16,14 +16,17 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+pub mod attachment;
 mod backend;
 pub mod cli;
 pub mod config;
 pub mod control;
 pub mod cpus;
+mod deletion;
 pub mod demo;
 pub mod device;
 pub mod features;
+pub mod interface;
 mod link;
 pub mod log_limit;
 pub mod logging;

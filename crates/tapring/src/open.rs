@@ -1,17 +1,18 @@
-//! Makes the device: the tap first, then a worker for each queue pair.
+//! Makes the device: the interface first, then a worker for each queue pair.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tapring_io::{PollMode, PortOptions, Tap, TapError, TapOptions};
+use tapring_io::{PollMode, PortOptions};
 use tapring_metrics::{Counter, DeviceMetrics, Metrics, PairMetrics};
 use thiserror::Error;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::device::Device;
+use crate::interface::{Interface, InterfaceError};
 use crate::settings::Settings;
 use crate::worker::{SpawnError, Worker, WorkerOptions, spawn};
 
@@ -21,17 +22,17 @@ const SQPOLL_IDLE: Duration = Duration::from_millis(2);
 /// Why there is no device.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The tap.
+    /// The tap, or the interface behind a packet socket.
     #[error(transparent)]
-    Tap(#[from] TapError),
+    Interface(#[from] InterfaceError),
     /// A worker.
     #[error(transparent)]
     Worker(#[from] SpawnError),
-    /// A queue of the tap.
-    #[error("cannot copy a queue of tap `{tap}`: {source}: raise LimitNOFILE")]
+    /// A queue of the interface.
+    #[error("cannot copy a queue of `{interface}`: {source}: raise LimitNOFILE")]
     Queue {
-        /// The tap.
-        tap: String,
+        /// The interface.
+        interface: String,
         /// What the kernel said.
         source: io::Error,
     },
@@ -44,68 +45,74 @@ pub struct Opened {
     pub device: Device,
     /// What a worker says when it ends by itself, which none should.
     pub ends: UnboundedReceiver<String>,
-    /// What to set to the tap's own drops right before a scrape.
-    pub tap_dropped: Counter,
+    /// Frames that the kernel dropped because nobody read them, brought up to date right before a scrape.
+    pub drops: Drops,
     /// Whatever must stay for as long as the device does.
     pub keep: Keep,
 }
 
-/// The tap and the workers' threads.
+/// The interface and the workers' threads.
 #[derive(Debug, Default)]
 pub struct Keep {
-    tap: Option<Tap>,
+    interface: Option<Arc<Interface>>,
     workers: Vec<Worker>,
 }
 
 impl Keep {
-    /// Waits for workers that were told to exit, then closes the tap.
+    /// The interface, for as long as it is kept.
+    pub(crate) fn interface(&self) -> Weak<Interface> {
+        self.interface
+            .as_ref()
+            .map(Arc::downgrade)
+            .unwrap_or_default()
+    }
+
+    /// Waits for workers that were told to exit, then closes the interface.
     pub fn join(self) {
         self.workers.into_iter().for_each(Worker::join);
-        drop(self.tap);
+        drop(self.interface);
     }
 }
 
-/// Opens the tap and starts the workers.
+/// Counts what the kernel dropped; of no interface, nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Drops {
+    source: Weak<Interface>,
+    counter: Option<Counter>,
+}
+
+impl Drops {
+    /// Brings the count up to date.
+    pub fn sample(&self) {
+        if let (Some(interface), Some(counter)) = (self.source.upgrade(), &self.counter) {
+            interface.count_drops(counter);
+        }
+    }
+}
+
+/// Opens the interface and starts the workers.
 pub fn open(settings: &Settings, metrics: &Metrics) -> Result<Opened, OpenError> {
-    let tap = Tap::open(&TapOptions {
-        name: settings.tap.clone(),
-        queue_pairs: settings.queue_pairs,
-        create: settings.create_tap,
-    })?;
-    let series = metrics.device(tap.name(), settings.queue_pairs);
+    let interface = Interface::open(&settings.attachment, settings.queue_pairs)?;
+    let series = metrics.device(interface.name(), settings.queue_pairs);
     let (failed, ends) = mpsc::unbounded_channel();
-    let workers = start_workers(settings, &tap, &series, &failed)?;
-    describe(&tap);
+    let workers = start_workers(settings, &interface, &series, &failed)?;
+    interface.describe();
     warn_of_shared_cpu(settings);
     let handles = workers.iter().map(|worker| worker.handle.clone()).collect();
     let (max, policy) = (settings.max_ring_size, settings.policy);
+    let interface = Arc::new(interface);
     Ok(Opened {
-        device: Device::new(tap.name(), handles, max, policy, &series),
+        device: Device::new(interface.name(), handles, max, policy, &series),
         ends,
-        tap_dropped: series.tap_dropped,
+        drops: Drops {
+            source: Arc::downgrade(&interface),
+            counter: Some(series.tap_dropped),
+        },
         keep: Keep {
-            tap: Some(tap),
+            interface: Some(interface),
             workers,
         },
     })
-}
-
-fn describe(tap: &Tap) {
-    let (device, index, queues) = (tap.name(), tap.index(), tap.queue_pairs());
-    let origin = if tap.created() { "created" } else { "opened" };
-    info!(device, index, queues, "tap {origin}");
-    if let Ok(Some(bytes)) = tap.send_buffer() {
-        warn!(
-            device,
-            "the tap has a send buffer of {bytes} bytes, which costs 15 %: leave TUNSETSNDBUF alone"
-        );
-    }
-    if matches!(tap.is_up(), Ok(false)) {
-        warn!(
-            device,
-            "the tap is down, frames are dropped: bring it up with `ip link set {device} up`"
-        );
-    }
 }
 
 /// It works, but every batch waits for a switch of threads: half the frames a second, or less.
@@ -123,13 +130,13 @@ fn warn_of_shared_cpu(settings: &Settings) {
 
 fn start_workers(
     settings: &Settings,
-    tap: &Tap,
+    interface: &Interface,
     series: &DeviceMetrics,
     failed: &UnboundedSender<String>,
 ) -> Result<Vec<Worker>, OpenError> {
     let mut workers: Vec<Worker> = Vec::new();
     for (pair, metrics) in (0..settings.queue_pairs).zip(&series.pairs) {
-        let started = worker_options(settings, tap, pair, workers.first(), metrics, failed)
+        let started = worker_options(settings, interface, pair, workers.first(), metrics, failed)
             .and_then(|options| Ok(spawn(options)?));
         match started {
             Ok(worker) => workers.push(worker),
@@ -144,26 +151,25 @@ fn start_workers(
 
 fn worker_options(
     settings: &Settings,
-    tap: &Tap,
+    interface: &Interface,
     pair: u16,
     first: Option<&Worker>,
     metrics: &Arc<PairMetrics>,
     failed: &UnboundedSender<String>,
 ) -> Result<WorkerOptions, OpenError> {
-    let failure = |source| queue_error(tap, source);
+    let failure = |source| queue_error(interface, source);
     let attach = first.map(|worker| worker.ring.try_clone()).transpose();
-    let device = tap.name().to_owned();
+    let device = interface.name().to_owned();
     let failed = failed.clone();
     Ok(WorkerOptions {
         device: device.clone(),
         pair,
-        tap: tap.try_clone_queue(pair).map_err(failure)?,
-        port: PortOptions {
+        queue: interface.try_clone_queue(pair).map_err(failure)?,
+        port: interface.with_slots(PortOptions {
             poll: poll_mode(settings, attach.map_err(failure)?),
             force_plain: settings.plain_io,
             ..PortOptions::default()
-        }
-        .with_mtu(tap.mtu().unwrap_or_default()),
+        }),
         cpu: settings.worker_cpu(pair),
         policy: settings.policy,
         metrics: Arc::clone(metrics),
@@ -186,9 +192,9 @@ fn poll_mode(settings: &Settings, attach: Option<OwnedFd>) -> PollMode {
     }
 }
 
-fn queue_error(tap: &Tap, source: io::Error) -> OpenError {
+fn queue_error(interface: &Interface, source: io::Error) -> OpenError {
     OpenError::Queue {
-        tap: tap.name().to_owned(),
+        interface: interface.name().to_owned(),
         source,
     }
 }

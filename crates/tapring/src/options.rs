@@ -7,12 +7,14 @@ use clap::Args;
 use serde::Deserialize;
 use tapring_queue::Policy;
 
+use crate::attachment::{Attachment, Words};
 use crate::features::QueueNum;
 use crate::policy::PolicyChange;
-use crate::settings::{Poll, Settings};
+use crate::settings::{Poll, Settings, SettingsError};
 use crate::socket::SocketOptions;
 use crate::value::{
-    Cpu, CpuList, Group, MetricsAddress, Mode, QueuePairs, RingSize, TapName, Value, table, word,
+    Cpu, CpuList, Descriptors, Group, InterfaceName, MetricsAddress, Mode, QueuePairs, RingSize,
+    TapWord, Value, table, word,
 };
 
 /// Where `--metrics` without an address listens.
@@ -41,10 +43,11 @@ pub(crate) struct Options {
     #[serde(deserialize_with = "word")]
     socket_group: Option<Group>,
 
-    /// Name of the tap interface, 1 to 15 bytes
-    #[arg(long, value_name = "NAME", value_parser = TapName::read, required_unless_present = "config")]
+    /// Name of the tap interface, 1 to 15 bytes, or device of a macvtap, such as /dev/tap5
+    #[arg(long, value_name = "NAME|PATH", value_parser = TapWord::read, conflicts_with_all = ["tap_fd", "packet"],
+          required_unless_present_any = ["config", "tap_fd", "packet"])]
     #[serde(deserialize_with = "word")]
-    tap: Option<TapName>,
+    tap: Option<TapWord>,
 
     /// Create the tap if it does not exist; it then goes with the process
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true,
@@ -52,8 +55,26 @@ pub(crate) struct Options {
     #[serde(deserialize_with = "word")]
     create_tap: Option<bool>,
 
-    /// Pairs of virtqueues, 1 to 32, each with a worker thread; more than 1 needs a multi_queue tap
-    /// [default: 1]
+    /// In place of --tap: descriptors that this process is started with, of queues of one tap or macvtap, such as 5,6; one a
+    /// queue pair
+    #[arg(long, value_name = "LIST", value_parser = Descriptors::read, conflicts_with = "packet")]
+    #[serde(deserialize_with = "word")]
+    tap_fd: Option<Descriptors>,
+
+    /// In place of --tap: name of an interface that exists (a veth, a card), used through a packet socket. It is promiscuous
+    /// meanwhile, and should have no address of the host's
+    #[arg(long, value_name = "NAME", value_parser = InterfaceName::read)]
+    #[serde(deserialize_with = "word")]
+    packet: Option<InterfaceName>,
+
+    /// With --packet: send past the interface's queueing discipline, unshaped and unfair
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = bool::read)]
+    #[serde(deserialize_with = "word")]
+    packet_qdisc_bypass: Option<bool>,
+
+    /// Pairs of virtqueues, 1 to 32, each with a worker thread; more than 1 needs a multi_queue tap or a macvtap
+    /// [default: 1, or one for each of --tap-fd]
     #[arg(long, value_name = "N", value_parser = QueuePairs::read)]
     #[serde(deserialize_with = "word")]
     queue_pairs: Option<QueuePairs>,
@@ -107,12 +128,16 @@ pub(crate) struct Options {
 impl Options {
     /// These, and those of `base` where nothing was said.
     pub(crate) fn over(self, base: Self) -> Self {
+        let words = self.words().over(base.words());
         Self {
             socket_path: self.socket_path.or(base.socket_path),
             socket_mode: self.socket_mode.or(base.socket_mode),
             socket_group: self.socket_group.or(base.socket_group),
-            tap: self.tap.or(base.tap),
-            create_tap: self.create_tap.or(base.create_tap),
+            tap: words.tap,
+            create_tap: words.create_tap,
+            tap_fd: words.tap_fd,
+            packet: words.packet,
+            packet_qdisc_bypass: words.qdisc_bypass,
             queue_pairs: self.queue_pairs.or(base.queue_pairs),
             queue_size: self.queue_size.or(base.queue_size),
             poll: self.poll.or(base.poll),
@@ -126,17 +151,32 @@ impl Options {
         }
     }
 
-    /// All of it, with defaults where nothing was said; or the name of an option that has none.
-    pub(crate) fn settings(self) -> Result<Settings, &'static str> {
+    fn words(&self) -> Words {
+        Words {
+            tap: self.tap.clone(),
+            create_tap: self.create_tap,
+            tap_fd: self.tap_fd.clone(),
+            packet: self.packet.clone(),
+            qdisc_bypass: self.packet_qdisc_bypass,
+        }
+    }
+
+    /// All of it, with defaults where nothing was said.
+    pub(crate) fn settings(self) -> Result<Settings, Incomplete> {
+        let attachment = self.words().attachment()?;
+        let attachment = attachment.ok_or(Incomplete::Missing("tap"))?;
+        let pairs = match &attachment {
+            Attachment::Descriptors(fds) => u16::try_from(fds.len()).unwrap_or(u16::MAX),
+            _ => 1,
+        };
         Ok(Settings {
             socket: SocketOptions {
-                path: self.socket_path.ok_or("socket_path")?,
+                path: self.socket_path.ok_or(Incomplete::Missing("socket_path"))?,
                 mode: self.socket_mode.map_or(0o600, |mode| mode.0),
                 group: self.socket_group.map(|group| group.0),
             },
-            tap: self.tap.ok_or("tap")?.0,
-            create_tap: self.create_tap.unwrap_or(false),
-            queue_pairs: self.queue_pairs.map_or(1, |pairs| pairs.0),
+            attachment,
+            queue_pairs: self.queue_pairs.map_or(pairs, |pairs| pairs.0),
             max_ring_size: self.queue_size.map_or(1024, |size| size.0),
             poll: self.poll.unwrap_or_default(),
             sqpoll_cpu: self.sqpoll_cpu.map(|cpu| cpu.0),
@@ -147,5 +187,20 @@ impl Options {
             control_socket: self.control_socket,
             policy: self.policy.applied_to(Policy::DEFAULT),
         })
+    }
+}
+
+/// Options that do not amount to settings.
+#[derive(Debug)]
+pub(crate) enum Incomplete {
+    /// One that has no default was not given.
+    Missing(&'static str),
+    /// Some do not go together.
+    Contradiction(SettingsError),
+}
+
+impl From<SettingsError> for Incomplete {
+    fn from(error: SettingsError) -> Self {
+        Self::Contradiction(error)
     }
 }

@@ -29,13 +29,13 @@ use tracing::info;
 
 use crate::config::{ConfigError, Source};
 use crate::control::{self, LivePolicy};
+use crate::deletion;
 use crate::device::Device;
 use crate::open::{Keep, OpenError, Opened, open};
 use crate::settings::Settings;
 use crate::signals::Hangups;
 use crate::socket::{ListenSocket, SocketError, SocketOptions};
 use crate::supervisor::{ServeError, Supervisor};
-use crate::tap_drops;
 
 /// Draining takes microseconds. What takes longer than this is stuck, and the process ends without it.
 const DRAIN_LIMIT: Duration = Duration::from_millis(1500);
@@ -159,20 +159,18 @@ async fn run(
     let Opened {
         device,
         ends,
-        tap_dropped,
+        drops,
         keep,
     } = open(settings, &metrics)?;
     let device = Arc::new(device);
     if let Some(endpoint) = endpoint {
         info!("metrics at http://{}/metrics", endpoint.address());
-        let name = device.name().to_owned();
         tokio_uring::spawn(endpoint.serve(move || {
-            if let Some(dropped) = tap_drops::read(&name) {
-                tap_dropped.absolute(dropped);
-            }
+            drops.sample();
             metrics.render()
         }));
     }
+    tokio_uring::spawn(deletion::report(keep.interface()));
     let live = Rc::new(LivePolicy::new(Arc::clone(&device)));
     if let Some((source, hangups)) = reload {
         let live = Rc::clone(&live);

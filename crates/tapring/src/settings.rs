@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use tapring_queue::{Policy, RxWake};
 use thiserror::Error;
 
+use crate::attachment::Attachment;
 use crate::cpus;
 use crate::features::QueueNum;
 use crate::socket::SocketOptions;
@@ -30,10 +31,8 @@ pub enum Poll {
 pub struct Settings {
     /// Where frontends connect.
     pub socket: SocketOptions,
-    /// The name of the tap.
-    pub tap: String,
-    /// Make the tap if there is none.
-    pub create_tap: bool,
+    /// What the guest is connected to.
+    pub attachment: Attachment,
     /// Queue pairs, each with a worker.
     pub queue_pairs: u16,
     /// The largest ring a frontend may ask for, in descriptors.
@@ -75,6 +74,37 @@ pub enum SettingsError {
     /// Two sockets at one path.
     #[error("--control-socket: it is the --socket-path as well: choose another")]
     OneSocket,
+    /// More than one thing to connect the guest to.
+    #[error("tap, tap_fd and packet: more than one of them is given: give one")]
+    SeveralInterfaces,
+    /// Only taps are made.
+    #[error(
+        "create_tap: only a tap can be made, by its name: leave it out, or give a name with --tap"
+    )]
+    NothingToCreate,
+    /// Only a packet socket sends past a queueing discipline.
+    #[error(
+        "packet_qdisc_bypass: a tap has no queueing discipline to bypass: leave it out, or give --packet"
+    )]
+    NothingToBypass,
+    /// A descriptor is one queue.
+    #[error(
+        "--tap-fd: {descriptors} descriptors are not {queue_pairs} queue pairs: give one for each pair, or leave --queue-pairs out"
+    )]
+    Descriptors {
+        /// How many were given.
+        descriptors: usize,
+        /// How many were wanted.
+        queue_pairs: u16,
+    },
+    /// A packet socket is one queue.
+    #[error(
+        "--packet: it serves 1 queue pair, and {queue_pairs} are wanted: use 1, or a multi_queue tap in a bridge with the interface"
+    )]
+    PacketPairs {
+        /// How many were wanted.
+        queue_pairs: u16,
+    },
     /// A threshold that no ring could reach.
     #[error(
         "rx_wake: {chains} buffers are more than the queue size, {size}: give half, first-free, empty, or a number from 1 to {size}"
@@ -100,6 +130,22 @@ pub fn check_policy(policy: &Policy, max_ring_size: u16) -> Result<(), SettingsE
     }
 }
 
+/// Checks that there is a queue for each pair, as far as that can be known.
+fn check_pairs(attachment: &Attachment, queue_pairs: u16) -> Result<(), SettingsError> {
+    match attachment {
+        Attachment::Descriptors(fds) if fds.len() != usize::from(queue_pairs) => {
+            Err(SettingsError::Descriptors {
+                descriptors: fds.len(),
+                queue_pairs,
+            })
+        }
+        Attachment::Packet { .. } if queue_pairs > 1 => {
+            Err(SettingsError::PacketPairs { queue_pairs })
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Settings {
     /// Checks what no single option can be checked for.
     pub fn check(&self) -> Result<(), SettingsError> {
@@ -109,6 +155,7 @@ impl Settings {
         if self.control_socket.as_ref() == Some(&self.socket.path) {
             return Err(SettingsError::OneSocket);
         }
+        check_pairs(&self.attachment, self.queue_pairs)?;
         check_policy(&self.policy, self.max_ring_size)?;
         let Some(online) = cpus::online() else {
             return Ok(());
@@ -131,8 +178,6 @@ impl Settings {
             ("socket_path", self.socket.path == other.socket.path),
             ("socket_mode", self.socket.mode == other.socket.mode),
             ("socket_group", self.socket.group == other.socket.group),
-            ("tap", self.tap == other.tap),
-            ("create_tap", self.create_tap == other.create_tap),
             ("queue_pairs", self.queue_pairs == other.queue_pairs),
             ("queue_size", self.max_ring_size == other.max_ring_size),
             ("poll", self.poll == other.poll),
@@ -145,7 +190,13 @@ impl Settings {
                 self.control_socket == other.control_socket,
             ),
         ];
-        let different = same.into_iter().filter(|(_, same)| !same);
+        let attachments = self
+            .attachment
+            .keys()
+            .into_iter()
+            .zip(other.attachment.keys());
+        let attached = attachments.map(|((key, mine), (_, theirs))| (key, mine == theirs));
+        let different = same.into_iter().chain(attached).filter(|(_, same)| !same);
         different.map(|(key, _)| key).collect()
     }
 
@@ -182,8 +233,10 @@ mod tests {
                 mode: 0o600,
                 group: None,
             },
-            tap: "t0".into(),
-            create_tap: false,
+            attachment: Attachment::Tap {
+                name: "t0".into(),
+                create: false,
+            },
             queue_pairs: 1,
             max_ring_size: 1024,
             poll: Poll::Auto,
@@ -216,6 +269,46 @@ mod tests {
             ..settings()
         };
         assert_eq!(inline.check(), Err(SettingsError::NoPollingThread));
+    }
+
+    #[test]
+    fn each_pair_needs_a_queue() {
+        let pairs = |attachment: &Attachment, queue_pairs| {
+            let settings = Settings {
+                attachment: attachment.clone(),
+                queue_pairs,
+                ..settings()
+            };
+            settings.check()
+        };
+        let fds = Attachment::Descriptors(vec![5, 6]);
+        assert_eq!(pairs(&fds, 2), Ok(()));
+        let error = pairs(&fds, 1).expect_err("one too many").to_string();
+        assert!(
+            error.contains("2 descriptors are not 1 queue pairs"),
+            "{error}"
+        );
+        let packet = Attachment::Packet {
+            name: "v0".into(),
+            qdisc_bypass: false,
+        };
+        assert_eq!(pairs(&packet, 1), Ok(()));
+        let error = pairs(&packet, 4).expect_err("a socket is one queue");
+        assert_eq!(error, SettingsError::PacketPairs { queue_pairs: 4 });
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let other = Settings {
+            attachment: Attachment::Packet {
+                name: "v0".into(),
+                qdisc_bypass: true,
+            },
+            ..settings()
+        };
+        let keys = settings().differences(&other);
+        assert_eq!(keys, ["tap", "packet", "packet_qdisc_bypass"]);
+        assert!(other.differences(&other).is_empty());
     }
 
     #[test]

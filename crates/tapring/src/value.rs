@@ -4,10 +4,12 @@
 //! [`Value::read`] reads both, so that both refuse the same with the same words. A file may write a number or a truth without
 //! quotes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::de::value::MapAccessDeserializer;
@@ -61,9 +63,20 @@ pub(crate) struct Mode(pub(crate) u32);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group(pub(crate) u32);
 
-/// The name of an interface. It is checked here as well as by the tap, so that a typing error is a matter of usage.
+/// The name of an interface. It is checked here as well as when it is opened, so that a typing error is a matter of usage.
 #[derive(Clone, Debug)]
-pub(crate) struct TapName(pub(crate) String);
+pub(crate) struct InterfaceName(pub(crate) String);
+
+/// A tap, by name, or a macvtap, by its device.
+#[derive(Clone, Debug)]
+pub(crate) enum TapWord {
+    Name(String),
+    Device(PathBuf),
+}
+
+/// Numbers of file descriptors, each once.
+#[derive(Clone, Debug)]
+pub(crate) struct Descriptors(pub(crate) Vec<i32>);
 
 /// A number of queue pairs.
 #[derive(Clone, Copy, Debug)]
@@ -112,12 +125,37 @@ impl Value for Group {
     }
 }
 
-impl Value for TapName {
+impl Value for InterfaceName {
     const ALLOWED: &'static str =
         "an interface name: 1 to 15 bytes, without blanks, `/`, `:` and `%`";
 
     fn read(word: &str) -> Result<Self, String> {
         allowed(is_tap_name(word).then(|| Self(word.to_owned())))
+    }
+}
+
+impl Value for TapWord {
+    const ALLOWED: &'static str = "an interface name: 1 to 15 bytes, without blanks, `/`, `:` and `%`, or a macvtap's device, such as /dev/tap5";
+
+    fn read(word: &str) -> Result<Self, String> {
+        let tap = if word.starts_with('/') {
+            Some(Self::Device(word.into()))
+        } else {
+            is_tap_name(word).then(|| Self::Name(word.to_owned()))
+        };
+        allowed(tap)
+    }
+}
+
+impl Value for Descriptors {
+    const ALLOWED: &'static str = "numbers of file descriptors from 3 on, such as \"5,6\"";
+
+    fn read(word: &str) -> Result<Self, String> {
+        let fds: Result<Vec<i32>, _> = word.split(',').map(|fd| fd.trim().parse()).collect();
+        let fds = fds.unwrap_or_default();
+        let once = |fds: &Vec<i32>| fds.iter().collect::<BTreeSet<_>>().len() == fds.len();
+        let usable = |fds: &Vec<i32>| !fds.is_empty() && fds.iter().all(|fd| *fd >= 3);
+        allowed(Some(fds).filter(usable).filter(once).map(Self))
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use tapring::attachment::Attachment;
 use tapring::cli::{self, Cli};
 use tapring::config::{ConfigError, Source};
 use tapring::settings::Settings;
@@ -52,7 +53,11 @@ fn the_unit_starts_the_daemon_with_the_example() {
     let line = |start| unit.lines().find_map(|line| line.strip_prefix(start));
     let command = line("ExecStart=/usr/bin/").expect("a command");
     let settings = settings(&command.replace("/etc/tapring/tap1.toml", &example));
-    assert_eq!(settings.tap, "tap1");
+    let tap = Attachment::Tap {
+        name: "tap1".to_owned(),
+        create: false,
+    };
+    assert_eq!(settings.attachment, tap);
     let folder = format!("/run/{}", line("RuntimeDirectory=").expect("a folder"));
     let at = |name| PathBuf::from(&folder).join(name);
     assert_eq!(settings.socket.path, at("tap1.sock"));
@@ -82,12 +87,52 @@ fn the_example_has_every_key() {
             .filter(|line| line.starts_with(&format!("{name} = ")));
         assert_eq!(said.count(), 1, "{name}");
     }
-    // What is commented out is right too.
-    let table = keys.iter().position(|line| line.starts_with("kick_rearm"));
-    let mut lines = keys;
+}
+
+/// Of the interfaces one at a time.
+#[test]
+fn what_is_commented_out_in_the_example_is_right_too() {
+    let mut lines = keys();
+    let table = lines.iter().position(|line| line.starts_with("kick_rearm"));
     lines.insert(table.expect("there"), "[policy]".to_owned());
-    let all = settings_of(&lines.join("\n").replace("kvm", "root")).expect("right");
-    assert!(all.control_socket.is_some() && all.polls_in_kernel());
+    let interfaces = ["tap", "tap_fd", "packet"];
+    for interface in interfaces {
+        let is_another = |line: &str| {
+            let key = line.split(' ').next().unwrap_or_default();
+            interfaces.contains(&key) && key != interface
+        };
+        let mut lines = lines.clone();
+        lines.retain(|line| !is_another(line));
+        if interface == "tap_fd" {
+            lines.retain(|line| !line.starts_with("queue_pairs"));
+        }
+        let all = settings_of(&lines.join("\n").replace("kvm", "root")).expect(interface);
+        assert!(all.control_socket.is_some() && all.polls_in_kernel());
+        assert_eq!(all.queue_pairs, if interface == "tap_fd" { 2 } else { 1 });
+    }
+}
+
+#[test]
+fn two_interfaces_in_one_file_are_refused_and_one_on_the_command_line_goes_before() {
+    let both = "socket_path = \"s\"\ntap = \"t0\"\npacket = \"v0\"";
+    let error = settings_of(both).expect_err("two").to_string();
+    assert!(error.contains("more than one of them"), "{error}");
+
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    fs::write(
+        &file,
+        "socket_path = \"s\"\ntap = \"t0\"\ncreate_tap = true",
+    )
+    .expect("written");
+    let words = format!(
+        "tapring serve --config {} --packet v0",
+        file.path().display()
+    );
+    let packet = Attachment::Packet {
+        name: "v0".to_owned(),
+        qdisc_bypass: false,
+    };
+    assert_eq!(settings(&words).attachment, packet);
 }
 
 #[test]

@@ -84,6 +84,7 @@ impl Tap {
             name: options.name.clone(),
             index,
             created: existing.is_none(),
+            given: false,
             queues,
         };
         tap.configure(&socket)

@@ -121,6 +121,7 @@ impl Tap {
             index: name_to_index(&socket, &name).unwrap_or(0),
             name,
             created: false,
+            given: true,
             queues,
         };
         tap.configure(&socket)

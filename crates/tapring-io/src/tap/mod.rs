@@ -19,6 +19,7 @@ pub struct Tap {
     name: String,
     index: u32,
     created: bool,
+    given: bool,
     queues: Vec<OwnedFd>,
 }
 
@@ -36,6 +37,11 @@ impl Tap {
     /// Whether we created it. It is not persistent then.
     pub const fn created(&self) -> bool {
         self.created
+    }
+
+    /// Whether somebody else set it up: it came as descriptors, or is a macvtap.
+    pub const fn given(&self) -> bool {
+        self.given
     }
 
     /// Number of queues.

@@ -26,8 +26,8 @@ pub struct WorkerOptions {
     pub device: String,
     /// The queue pair's index.
     pub pair: u16,
-    /// The tap queue.
-    pub tap: OwnedFd,
+    /// The tap queue, or the packet socket in its place.
+    pub queue: OwnedFd,
     /// How the port is driven.
     pub port: PortOptions,
     /// The CPU to run on.
@@ -134,7 +134,7 @@ fn prepare(options: WorkerOptions, doorbell: OwnedFd) -> Result<Prepared, SpawnE
     if let Some(cpu) = options.cpu {
         pin(cpu).map_err(|source| SpawnError::Cpu { pair, cpu, source })?;
     }
-    let mut port = Port::new(options.tap, options.port)?;
+    let mut port = Port::new(options.queue, options.port)?;
     port.watch(Watch::Command, doorbell)?;
     let ring = port
         .ring_fd()

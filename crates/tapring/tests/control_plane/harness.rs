@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use tapring::attachment::Attachment;
 use tapring::device::Device;
 use tapring::features::QueueNum;
-use tapring::open::{Keep, Opened};
+use tapring::open::{Drops, Keep, Opened};
 use tapring::serve::{Error, serve_device};
 use tapring::settings::{Poll, Settings};
 use tapring::socket::SocketOptions;
@@ -18,6 +19,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::worker::Book;
 
 const LIMIT: Duration = Duration::from_secs(10);
+
+/// The name of the device.
+const NAME: &str = "pretended";
 
 /// The largest ring that is taken.
 pub(crate) const MAX_RING: u16 = 1024;
@@ -47,19 +51,13 @@ impl Daemon {
             let book = book.clone();
             move || {
                 let open = |settings: &Settings, metrics: &tapring_metrics::Metrics| {
-                    let series = metrics.device(&settings.tap, pairs);
+                    let series = metrics.device(NAME, pairs);
                     let workers = (0..usize::from(pairs)).map(|pair| book.worker(pair));
                     let workers = workers.collect::<Result<_, _>>().expect("workers");
                     Ok(Opened {
-                        device: Device::new(
-                            &settings.tap,
-                            workers,
-                            MAX_RING,
-                            settings.policy,
-                            &series,
-                        ),
+                        device: Device::new(NAME, workers, MAX_RING, settings.policy, &series),
                         ends,
-                        tap_dropped: series.tap_dropped,
+                        drops: Drops::default(),
                         keep: Keep::default(),
                     })
                 };
@@ -139,8 +137,10 @@ fn settings(folder: &Path, queue_pairs: u16) -> Settings {
             mode: 0o600,
             group: None,
         },
-        tap: "pretended".to_owned(),
-        create_tap: false,
+        attachment: Attachment::Tap {
+            name: NAME.to_owned(),
+            create: false,
+        },
         queue_pairs,
         max_ring_size: MAX_RING,
         poll: Poll::Auto,
