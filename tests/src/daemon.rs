@@ -26,7 +26,7 @@ const NICE: i32 = 10;
 /// What `tapring serve` is told.
 #[derive(Clone, Debug)]
 pub struct DaemonOptions {
-    tap: String,
+    interface: [String; 2],
     pairs: u16,
     socket: Option<PathBuf>,
     metrics: SocketAddr,
@@ -40,8 +40,14 @@ impl DaemonOptions {
     /// One queue pair on `tap`, a socket in a folder of its own.
     #[must_use]
     pub fn on_tap(tap: &str) -> Self {
+        Self::on("--tap", tap)
+    }
+
+    /// The same on what another option names.
+    #[must_use]
+    pub fn on(option: &str, interface: &str) -> Self {
         Self {
-            tap: tap.to_owned(),
+            interface: [option, interface].map(str::to_owned),
             pairs: 1,
             socket: None,
             metrics: METRICS,
@@ -100,13 +106,8 @@ impl DaemonOptions {
     #[must_use]
     pub fn command(&self, socket: &Path) -> Command {
         let mut command = Command::new(&self.binary);
-        command.args([
-            "serve",
-            "--tap",
-            &self.tap,
-            "--queue-pairs",
-            &self.pairs.to_string(),
-        ]);
+        command.arg("serve").args(&self.interface);
+        command.args(["--queue-pairs", &self.pairs.to_string()]);
         command
             .args(["--metrics", &self.metrics.to_string()])
             .args(&self.more);

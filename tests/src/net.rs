@@ -3,9 +3,12 @@
 use std::fs;
 use std::marker::PhantomData;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sched::{CloneFlags, unshare};
+
+use crate::process::until;
 
 /// What the kernel counted on an interface. As the host sees it: `rx` of a tap is what the daemon wrote to it (the guest's
 /// transmit direction), `tx` what the daemon read from it.
@@ -75,6 +78,33 @@ impl Net {
     pub fn tap(&self, name: &str, kind: &str) -> Result<()> {
         self.ip(&format!("tuntap add dev {name} mode tap {kind}"))?;
         self.ip(&format!("link set {name} up"))
+    }
+
+    /// Makes a veth, whose ends are up and carry frames.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn veth(&self, name: &str, peer: &str, mtu: usize) -> Result<()> {
+        self.ip(&format!("link add {name} type veth peer name {peer}"))?;
+        for end in [name, peer] {
+            self.ip(&format!("link set {end} mtu {mtu} up"))?;
+        }
+        self.wait_running(name)?;
+        self.wait_running(peer)
+    }
+
+    /// Waits until the interface carries frames: it may have a carrier before, but what is sent to it is dropped until the
+    /// kernel's link watch has taken note.
+    ///
+    /// # Errors
+    /// When it does not within five seconds.
+    pub fn wait_running(&self, name: &str) -> Result<()> {
+        until(Duration::from_secs(5), "the interface to run", || {
+            let mut ip = Command::new("ip");
+            let shown = ip.args(["-o", "link", "show", name]).output().ok()?;
+            let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+            (shown.contains("LOWER_UP") && !shown.contains("qdisc noop")).then_some(())
+        })
     }
 
     /// Whether there is such an interface.

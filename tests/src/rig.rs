@@ -6,7 +6,6 @@
 //! ```
 
 use std::fmt::Debug;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,7 +15,6 @@ use tapring_guest::{Counters, F_EVENT_IDX, Guest, GuestConfig, Pair, RxQueue, Tx
 use crate::apart::Apart;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Net;
-use crate::process::until;
 use crate::scenario::{Need, scenario};
 use crate::wire::Wire;
 
@@ -162,8 +160,22 @@ impl Rig {
         configure: impl FnOnce(&mut GuestConfig),
     ) -> Result<Self> {
         let options = DaemonOptions::on_tap("t0").pairs(pairs).with(words);
-        let daemon = Daemon::start(&options.controlled())?;
-        wait_running("t0")?;
+        Self::start_on(net, &options.controlled(), pairs, ["t0", "t0"], configure)
+    }
+
+    /// A rig on another interface than a tap: the one that the daemon is on, and the one where its wire is.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start_on(
+        net: Net,
+        options: &DaemonOptions,
+        pairs: u16,
+        [interface, wire]: [&'static str; 2],
+        configure: impl FnOnce(&mut GuestConfig),
+    ) -> Result<Self> {
+        let daemon = Daemon::start(options)?;
+        net.wait_running(interface)?;
         let mut config = GuestConfig::new(daemon.socket());
         config.queue_pairs = pairs;
         configure(&mut config);
@@ -171,7 +183,7 @@ impl Rig {
         let mut others = guest.take_pairs();
         let Pair { tx, rx } = others.remove(0);
         Ok(Self {
-            wire: Wire::on("t0")?,
+            wire: Wire::on(wire)?,
             guest,
             tx,
             rx,
@@ -381,17 +393,6 @@ impl Rig {
     pub fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
         self.daemon.metrics()?.sum(name, labels)
     }
-}
-
-/// A tap has a carrier from the moment the daemon opens it, but what is sent to it is dropped until the kernel's link watch has
-/// taken note.
-fn wait_running(interface: &str) -> Result<()> {
-    until(SOON, "the tap to run", || {
-        let mut ip = Command::new("ip");
-        let shown = ip.args(["-o", "link", "show", interface]).output().ok()?;
-        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-        (shown.contains("LOWER_UP") && !shown.contains("qdisc noop")).then_some(())
-    })
 }
 
 fn is_ours(frame: &[u8]) -> bool {

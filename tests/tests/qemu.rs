@@ -60,7 +60,12 @@ struct HostSide {
 impl HostSide {
     fn new(net: &Net, tap_kind: &str) -> Result<Self> {
         net.tap("t0", tap_kind)?;
-        net.ip(&format!("addr add {HOST}/24 dev t0"))?;
+        Self::on(net, "t0")
+    }
+
+    /// On an interface that is up.
+    fn on(net: &Net, interface: &str) -> Result<Self> {
+        net.ip(&format!("addr add {HOST}/24 dev {interface}"))?;
         let bytes = random_bytes(TRANSFER_BYTES)?;
         let offered = Digest::of(&bytes)?;
         Source::listen(SocketAddr::from((HOST, SOURCE_PORT)), bytes)?;
@@ -68,7 +73,7 @@ impl HostSide {
         Ok(Self {
             sink,
             offered,
-            _dhcp: DhcpServer::start("t0", HOST, GUEST, "")?,
+            _dhcp: DhcpServer::start(interface, HOST, GUEST, "")?,
         })
     }
 
@@ -123,6 +128,33 @@ fn ensure_frames(daemon: &Daemon, direction: &str, queue: &str) -> Result<()> {
         .sum("tapring_packets_total", &[&direction, &queue])?;
     ensure!(frames > 0.0, "no frame in {direction} {queue}");
     Ok(())
+}
+
+/// The far end of a veth leaves checksums and segments to others, and its TCP has much to say: 16 MiB each way.
+#[test]
+fn linux_boots_on_the_end_of_a_veth() {
+    scenario(
+        "qemu: Linux guest on a packet socket, TCP with a host that segments nothing",
+        &NEEDS,
+        || {
+            let net = Net::enter()?;
+            net.veth("v0", "v1", 1500)?;
+            let host = HostSide::on(&net, "v1")?;
+            let daemon = Daemon::start(&DaemonOptions::on("--packet", "v0"))?;
+            let guest = linux_guest()?.network(daemon.socket(), 1);
+            let checks = ["address", "ping-cpu0", "send", "receive"];
+            host.serve_a_boot(&guest, &checks)
+                .with_context(|| daemon.tail())?;
+            daemon.wait_metric(
+                "tapring_dropped_packets_total",
+                &["reason=\"offload\""],
+                0.0,
+            )?;
+            daemon.wait_metric("tapring_dropped_packets_total", &["reason=\"cut\""], 0.0)?;
+            daemon.ensure_no_faults()?;
+            daemon.stop()
+        },
+    );
 }
 
 #[test]

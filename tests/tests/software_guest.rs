@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tapring_guest::traffic::{Report, SHORTEST_BYTES, Verifier};
-use tapring_guest::{Guest, GuestConfig, Pair, Random, Resume, RxQueue, TxQueue, Until};
+use tapring_guest::traffic::Verifier;
+use tapring_guest::{Guest, GuestConfig, Pair, Random, Resume, Until};
 use tapring_tests::{
-    Counters, Daemon, DaemonOptions, HostEnd, Need, Net, ThreadWatch, Window, scenario, until,
+    Counters, Daemon, DaemonOptions, HostEnd, Load, Need, Net, ThreadWatch, ensure_perfect,
+    exchange, scenario, until,
 };
 
 const NEEDS: [Need; 3] = [Need::Root, Need::Tun, Need::Tool("ip")];
@@ -19,131 +20,11 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// How long the guest sleeps before it looks whether the sender is done.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Frames on their way in one direction: well below the tap's queue of 1000 and the host socket's buffer, so that a frame that
-/// is lost was lost by the daemon.
-const WINDOW: u64 = 256;
-
-/// Most frames between two looks at the window, and between two kicks.
-const BURST: u64 = 32;
-
-/// The exchange of one test.
-#[derive(Clone, Copy)]
-struct Load {
-    frames: u64,
-    longest: usize,
-    seed: u64,
-}
-
-impl Load {
-    fn sizes(self) -> impl FnMut() -> usize {
-        let mut random = Random::new(self.seed);
-        move || random.between(SHORTEST_BYTES, self.longest)
-    }
-}
-
 fn config(daemon: &Daemon) -> GuestConfig {
     GuestConfig {
         tx_buffer_bytes: 9216,
         ..GuestConfig::new(daemon.socket())
     }
-}
-
-/// The guest sends, as fast as the window lets it, and gets every head back.
-fn guest_sends(tx: &mut TxQueue, load: Load, window: &Window) -> Result<()> {
-    let (flow, mut size, mut frame) = (HostEnd::to_host(), load.sizes(), vec![0; load.longest]);
-    for sequence in 0..load.frames {
-        let bytes = size();
-        flow.write(sequence, &mut frame[..bytes]);
-        let last_of_burst = sequence % BURST == BURST - 1 || sequence + 1 == load.frames;
-        tx.transmit(&frame[..bytes], !last_of_burst, LIMIT)
-            .with_context(|| format!("send frame {sequence}"))?;
-        if last_of_burst {
-            window.wait(sequence + 1, WINDOW)?;
-        }
-    }
-    tx.wait_for_all(LIMIT)?;
-    let counters = tx.counters();
-    ensure!(
-        counters.chains == load.frames,
-        "{} chains came back for {} frames",
-        counters.chains,
-        load.frames
-    );
-    Ok(())
-}
-
-fn host_receives(host: &mut HostEnd, load: Load, window: &Window) -> Result<Report> {
-    let mut verifier = Verifier::new(HostEnd::to_host());
-    for received in 0..load.frames {
-        let verdict = host.receive(&mut verifier, LIMIT)?;
-        ensure!(
-            verdict.is_some(),
-            "the host received {received} of {} frames",
-            load.frames
-        );
-        window.advance(1);
-    }
-    Ok(verifier.report(load.frames))
-}
-
-fn host_sends(host: &mut HostEnd, load: Load, window: &Window) -> Result<()> {
-    let mut size = load.sizes();
-    for sequence in 0..load.frames {
-        host.send(sequence, size())?;
-        if sequence % BURST == BURST - 1 {
-            window.wait(sequence + 1, WINDOW)?;
-        }
-    }
-    Ok(())
-}
-
-fn guest_receives(rx: &mut RxQueue, frames: u64, window: &Window) -> Result<Report> {
-    let mut verifier = Verifier::new(HostEnd::to_guest());
-    let mut received = 0;
-    rx.refill();
-    while received < frames {
-        let taken = rx.receive(64, |frame| {
-            verifier.frame(frame);
-        })?;
-        rx.refill_as_linux();
-        if taken == 0 {
-            rx.wait_for_call(Until::Next, LIMIT)
-                .with_context(|| format!("after {received} of {frames} frames"))?;
-        }
-        received += taken as u64;
-        window.advance(taken as u64);
-    }
-    Ok(verifier.report(frames))
-}
-
-/// Both directions at once. Returns what the host and what the guest received.
-fn exchange(pair: &mut Pair, host: &HostEnd, load: Load) -> Result<(Report, Report)> {
-    let (to_host, to_guest) = (Window::default(), Window::default());
-    let (mut sender, mut receiver) = (host.try_clone()?, host.try_clone()?);
-    thread::scope(|scope| {
-        let sent = scope.spawn(|| guest_sends(&mut pair.tx, load, &to_host));
-        let at_host = scope.spawn(|| host_receives(&mut receiver, load, &to_host));
-        let host_sent = scope.spawn(|| host_sends(&mut sender, load, &to_guest));
-        let at_guest = guest_receives(&mut pair.rx, load.frames, &to_guest);
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
-            thread.join().expect("a thread of this test")
-        };
-        join(sent).context("guest sends")?;
-        join(host_sent).context("host sends")?;
-        let at_host = at_host
-            .join()
-            .expect("a thread of this test")
-            .context("host receives")?;
-        Ok((at_host, at_guest.context("guest receives")?))
-    })
-}
-
-fn ensure_perfect(direction: &str, report: Report, frames: u64) -> Result<()> {
-    ensure!(
-        report.is_perfect() && report.foreign == 0 && report.received == frames,
-        "{direction}: {report:?}"
-    );
-    Ok(())
 }
 
 /// Kernel, daemon and guest must have counted the same.
