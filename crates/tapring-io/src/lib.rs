@@ -6,6 +6,9 @@
 //! io_uring, the tap queue, the registered memory and everything in flight. Nothing here knows virtio beyond the
 //! 12-byte header in front of each frame.
 //!
+//! In the tap's place there may be a [`PacketSocket`], on an interface that exists. Its port is used in the same way; where
+//! these pages say tap, it is meant too. (`encoding.rs` has the differences in a table.)
+//!
 //! ```text
 //!            tx_copy / tx_gather            tx_submit          enter
 //!   worker ----------------------> batch ------------> SQ ------------> tap

@@ -5,7 +5,7 @@ mod rig;
 use std::sync::Arc;
 
 use rig::{
-    Host, all_modes, assert_no_io_wq, enter_until, ethernet, frame, in_namespace, index_of,
+    Far, Host, all_modes, assert_no_io_wq, enter_until, ethernet, frame, in_namespace, index_of,
     outcomes, packet_port, packet_socket, read_frames, sh,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -18,11 +18,11 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 const ALL: [u8; 6] = [0xff; 6];
 
 /// Runs `test` in each mode, with a port on `v0` and a host on `v1`.
-fn on_a_veth(test: impl Fn(&str, &mut Port, &Host) + Send + 'static) {
+fn on_a_veth(test: impl Fn(&str, &mut Port, &Far) + Send + 'static) {
     in_namespace(move || {
         rig::veth();
         for (mode, options) in all_modes() {
-            let host = Host::on(index_of("v1"));
+            let host = Far::end();
             test(mode, &mut packet_port("v0", options), &host);
             assert_no_io_wq();
         }
@@ -143,7 +143,7 @@ fn a_frame_that_does_not_fit_its_slot_is_cut_and_dropped() {
         rig::veth();
         for (mode, mut options) in all_modes() {
             options.slot_bytes = 500;
-            let host = Host::on(index_of("v1"));
+            let host = Far::end();
             let mut port = packet_port("v0", options);
             let fits = 500 - 6 - 10 - 1;
             for bytes in [fits, fits + 1, 9000, 60] {
@@ -187,7 +187,7 @@ fn making_a_port_takes_no_frame() {
     in_namespace(|| {
         rig::veth();
         let socket = packet_socket("v0");
-        let host = Host::on(index_of("v1"));
+        let host = Far::end();
         (0..3).for_each(|number| host.send(&ethernet(ALL, number, 100)));
         let fd = socket.try_clone_socket().unwrap();
         let mut port = Port::new(fd, PortOptions::default()).unwrap();
@@ -221,7 +221,7 @@ fn what_finds_no_room_in_the_socket_is_counted() {
     in_namespace(|| {
         rig::veth();
         let socket = packet_socket("v0");
-        let host = Host::on(index_of("v1"));
+        let host = Far::end();
         let (room, asked) = socket.receive_buffer().unwrap();
         assert_eq!(room, asked, "this test has all rights");
         let frames = 10_000;
@@ -285,7 +285,7 @@ fn an_interface_that_is_down_can_be_opened_and_comes_up() {
         sh("ip link set v0 up");
         sh("ip link set v1 up");
         rig::wait_running("v0");
-        let host = Host::on(index_of("v1"));
+        let host = Far::end();
         rig::submit_copies(&mut port, (2..4).map(|number| frame(number, 100)));
         assert_eq!(outcomes(&mut port), [TxOutcome::Sent; 2]);
         assert_eq!(host.numbers(2), [2, 3]);
@@ -315,7 +315,7 @@ fn past_the_queueing_discipline_frames_arrive_all_the_same() {
         rig::veth();
         // Nothing passes this one.
         sh("tc qdisc add dev v0 root tbf rate 8bit burst 10 limit 10000");
-        let host = Host::on(index_of("v1"));
+        let host = Far::end();
         let options = PacketOptions {
             name: "v0".into(),
             qdisc_bypass: true,

@@ -8,8 +8,8 @@ use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
 use rig::{
-    Host, all_modes, enter_until, ethernet, in_namespace, index_of, packet_port, packet_socket,
-    read_frames, sh,
+    Far, all_modes, enter_until, ethernet, in_namespace, packet_port, packet_socket, read_frames,
+    read_next, sh,
 };
 use tapring_io::{Port, PortOptions, RxRead};
 
@@ -37,6 +37,16 @@ impl Sender {
         bytes.extend(frame);
         rustix::net::send(&self.0, &bytes, rustix::net::SendFlags::empty()).unwrap();
     }
+}
+
+/// Before Linux 6.2 the header has no word for segments of UDP: to send them is EINVAL, and so is to receive them.
+fn knows_udp_segments() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let numbers = release.split(['.', '-']).take(2);
+    let numbers: Vec<u32> = numbers
+        .map(|number| number.trim().parse().unwrap())
+        .collect();
+    numbers >= vec![6, 2]
 }
 
 /// A header for [`Sender`].
@@ -160,6 +170,7 @@ fn packets() -> Vec<Packet> {
     // The kernel takes no more than 128 datagrams at once, and no super-frame that is none.
     packets.retain(|it| it.size == 0 || it.payload > usize::from(it.size));
     packets.retain(|it| !it.udp || it.size == 0 || it.payload / usize::from(it.size) <= 64);
+    packets.retain(|it| !it.udp || it.size == 0 || knows_udp_segments());
     packets
 }
 
@@ -200,14 +211,14 @@ fn frames_are_finished_exactly_as_the_kernel_finishes_them() {
                 let count = segments_of(packet);
                 set_offloads(true);
                 sender.send(asked, &frame);
-                assert_eq!(port.rx_read(), RxRead::Frame, "{mode} {packet:?}");
+                assert_eq!(read_next(&mut port), RxRead::Frame, "{mode} {packet:?}");
                 assert_eq!(port.rx_held(), count, "one for all");
                 let ours = read_frames(&mut port, count);
                 set_offloads(false);
                 sender.send(asked, &frame);
                 let mut kernels = Vec::new();
                 for _ in 0..count {
-                    assert_eq!(port.rx_read(), RxRead::Frame, "{mode} {packet:?}");
+                    assert_eq!(read_next(&mut port), RxRead::Frame, "{mode} {packet:?}");
                     assert_eq!(port.rx_held(), 1, "each on its own");
                     kernels.extend(read_frames(&mut port, 1));
                 }
@@ -224,7 +235,7 @@ fn frames_are_finished_exactly_as_the_kernel_finishes_them() {
     });
 }
 
-/// What really arrives: datagrams of a socket that leaves the cutting to others, and TCP.
+/// What really arrives: datagrams of a socket that leaves the cutting to others.
 #[test]
 fn what_a_socket_sends_arrives_in_segments_that_fit_the_mtu() {
     in_namespace(|| {
@@ -250,6 +261,10 @@ fn what_a_socket_sends_arrives_in_segments_that_fit_the_mtu() {
             let mut port = packet_port("v0", options.with_super_frames());
             let payload: Vec<u8> = (0..56_100).map(|at| (at % 251) as u8).collect();
             socket.send(&payload).unwrap();
+            if !knows_udp_segments() {
+                assert_eq!(read_next(&mut port), RxRead::Unsupported, "{mode}");
+                continue;
+            }
             let frames = read_frames(&mut port, 41);
             assert!(frames.iter().all(|frame| frame.len() <= 1514), "{mode}");
             let received: Vec<u8> = frames.iter().flat_map(|it| it[42..].to_vec()).collect();
@@ -265,7 +280,7 @@ fn a_super_frame_is_held_and_discarded_like_the_frames_it_stands_for() {
         rig::veth();
         for (mode, options) in all_modes() {
             let sender = Sender::new();
-            let host = Host::on(index_of("v1"));
+            let host = Far::end();
             let mut port = packet_port("v0", options.with_super_frames());
             let slots = port.rx_free();
             assert_eq!(slots, 16);
@@ -278,10 +293,11 @@ fn a_super_frame_is_held_and_discarded_like_the_frames_it_stands_for() {
             };
             let (asked, frame) = packet.build();
             host.send(&ethernet(ALL, 1, 100));
+            // Frames arrive in order: these have when the last one has.
             sender.send(asked, &frame);
             sender.send(asked, &frame);
             host.send(&ethernet(ALL, 2, 100));
-            (0..2).for_each(|_| assert_eq!(port.rx_read(), RxRead::Frame));
+            (0..2).for_each(|_| assert_eq!(read_next(&mut port), RxRead::Frame));
             port.rx_submit(2);
             assert_eq!(enter_until(&mut port, Port::rx_batch_done).frames, 2);
             assert_eq!((port.rx_held(), port.rx_free()), (22, slots - 4), "{mode}");
@@ -318,7 +334,7 @@ fn a_super_frame_that_no_slot_can_hold_is_cut_and_counted() {
             };
             let (asked, frame) = packet.build();
             sender.send(asked, &frame);
-            assert_eq!(port.rx_read(), RxRead::Cut, "{mode}");
+            assert_eq!(read_next(&mut port), RxRead::Cut, "{mode}");
         }
     });
 }
@@ -341,11 +357,12 @@ fn what_cannot_be_finished_is_dropped_and_counted() {
             let (asked, mut frame) = packet.build();
             frame[20] |= 0x20;
             sender.send(asked, &frame);
-            assert_eq!(port.rx_read(), RxRead::Unsupported, "{mode}");
+            assert_eq!(read_next(&mut port), RxRead::Unsupported, "{mode}");
             sender.send(asked, &frame);
+            Far::end().send(&ethernet(ALL, 1, 100));
             port.rx_submit(4);
             let done = enter_until(&mut port, Port::rx_batch_done);
-            assert_eq!((done.unsupported, done.frames, done.fault), (1, 0, None));
+            assert_eq!((done.unsupported, done.frames, done.fault), (1, 1, None));
         }
     });
 }

@@ -15,7 +15,7 @@ pub enum PacketError {
     },
     /// There is no such interface.
     #[error(
-        "interface `{name}` does not exist: `ip link` shows those that do, `ip link add {name} type veth peer name …` makes one"
+        "interface `{name}` does not exist: `ip link` shows those that do, and `ip link add {name} type veth` makes one"
     )]
     Missing {
         /// The interface.
@@ -23,7 +23,8 @@ pub enum PacketError {
     },
     /// Something without Ethernet headers.
     #[error(
-        "interface `{name}` carries no Ethernet frames (its link type is {link_type}): name a veth, a network card or a VLAN of one"
+        "interface `{name}` carries no Ethernet frames (its link type is {link_type}): name a veth, a network card or a VLAN \
+         of one"
     )]
     NotEthernet {
         /// The interface.
@@ -46,7 +47,9 @@ pub enum PacketError {
         source: io::Error,
     },
     /// Anything else.
-    #[error("cannot {action} `{name}`: {source}: Linux 4.20 or later has what is needed")]
+    #[error(
+        "cannot {action} `{name}`: {source}: it takes Linux 4.20 or later, and an interface that stays"
+    )]
     System {
         /// The interface.
         name: String,

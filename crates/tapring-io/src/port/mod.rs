@@ -138,7 +138,8 @@ pub struct PortStats {
     pub cq_overflows: u64,
 }
 
-/// One worker's way to the tap, or to the interface of a packet socket, and to its eventfds. Made, used and dropped on one thread.
+/// One worker's way to the tap, or to the interface of a packet socket, and to its eventfds. Made, used and dropped on
+/// one thread.
 pub struct Port {
     // The order matters: see the head of this file.
     ring: Ring,

@@ -91,7 +91,7 @@ impl Port {
 
     #[cold]
     fn note_tx_failures(&mut self) {
-        if self.tx.met_gone() {
+        if self.tx.met(TxOutcome::Gone) {
             self.polls.note_gone();
         }
         if !self.encoding.is_packet() {
@@ -102,7 +102,7 @@ impl Port {
             if !self.room.narrow(socket) {
                 self.tx.refuse_first();
             }
-        } else if self.tx.met_full() {
+        } else if self.tx.met(TxOutcome::TapFull) {
             self.room.widen(socket);
         }
     }

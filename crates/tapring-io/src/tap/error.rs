@@ -117,7 +117,8 @@ pub enum TapError {
     },
     /// A macvtap's device that cannot be opened.
     #[error(
-        "{path} cannot be opened: {source}: make it with `ip link add link eth0 name macvtap0 type macvtap`, and give this user read and write access"
+        "{path} cannot be opened: {source}: make it with `ip link add link eth0 name macvtap0 type macvtap`, and give this \
+         user read and write access"
     )]
     Device {
         /// The device.

@@ -378,14 +378,9 @@ impl TxBatch {
         self.failed
     }
 
-    /// Whether some frame met a deleted tap; asked when the batch is done.
-    pub(crate) fn met_gone(&self) -> bool {
-        self.outcomes[..self.len].contains(&TxOutcome::Gone)
-    }
-
-    /// Whether some frame found the tap full; asked when the batch is done.
-    pub(crate) fn met_full(&self) -> bool {
-        self.outcomes[..self.len].contains(&TxOutcome::TapFull)
+    /// Whether this became of some frame; asked when the batch is done.
+    pub(crate) fn met(&self, outcome: TxOutcome) -> bool {
+        self.outcomes[..self.len].contains(&outcome)
     }
 
     /// Whether the interface behind a packet socket was full, and not the socket.

@@ -91,7 +91,7 @@ fn a_tap_that_is_down_or_gone_is_not_tried_again_within_the_batch() {
         let (mut batch, tokens) = batch_of(3, true);
         complete(&mut batch, &tokens, &[76, -errno, CANCELLED]);
         assert!(!batch.take_resubmission());
-        assert_eq!(batch.met_gone(), outcome == TxOutcome::Gone);
+        assert_eq!(batch.met(TxOutcome::Gone), outcome == TxOutcome::Gone);
         assert_eq!(batch.take_outcomes(), Some(&[SENT, outcome, outcome][..]));
     }
 }
@@ -177,4 +177,75 @@ fn a_part_outside_of_the_memory_is_refused_and_leaves_no_trace() {
     assert_eq!(refused, Err(GatherError::OutsideMemory));
     assert_eq!((batch.room(), batch.arena().mark()), (BATCH_FRAMES, 0));
     assert!(!batch.points_into_guest());
+}
+
+fn packets(frames: usize) -> (TxBatch, Vec<Token>) {
+    let mut batch = TxBatch::new(Encoding::Packet, true).unwrap();
+    for _ in 0..frames {
+        batch.copy(76).unwrap();
+    }
+    assert!(batch.start());
+    let tokens = tokens_of(&batch);
+    (batch, tokens)
+}
+
+#[test]
+fn the_header_for_a_packet_socket_is_moved_up_once() {
+    let mut batch = TxBatch::new(Encoding::Packet, true).unwrap();
+    for frame in 1..=2_u8 {
+        let space = batch.copy(20).unwrap();
+        space.copy_from_slice(&[frame; 20]);
+        space[..12].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+    }
+    assert!(batch.start());
+    let tokens = tokens_of(&batch);
+    // What is submitted again is sent from the same place.
+    complete(&mut batch, &tokens, &[-libc::EMSGSIZE, CANCELLED]);
+    assert!(batch.take_resubmission());
+    let frame = batch.frames[1];
+    // SAFETY: nothing of it was really submitted.
+    let bytes = unsafe { batch.arena.mapping().slice(frame.start, 20) };
+    assert_eq!(bytes[2..12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    assert_eq!(bytes[12..], [2; 8]);
+}
+
+#[test]
+fn an_interface_without_room_is_full_and_one_of_a_tap_refuses() {
+    let results = [76, -libc::ENOBUFS, CANCELLED];
+    let (mut batch, tokens) = packets(3);
+    complete(&mut batch, &tokens, &results);
+    assert!(batch.met_no_buffers());
+    assert_eq!(batch.take_outcomes(), Some(&[SENT, FULL, FULL][..]));
+
+    let (mut batch, tokens) = batch_of(3, true);
+    complete(&mut batch, &tokens, &results);
+    assert!(batch.take_resubmission());
+}
+
+#[test]
+fn with_nothing_to_wait_for_a_batch_that_got_nowhere_loses_one_frame() {
+    let (mut batch, tokens) = packets(3);
+    complete(&mut batch, &tokens, &[76, -libc::ENOBUFS, CANCELLED]);
+    batch.refuse_first();
+    assert_eq!(batch.take_outcomes(), Some(&[SENT, FULL, FULL][..]));
+
+    let (mut batch, tokens) = packets(3);
+    complete(&mut batch, &tokens, &[-libc::ENOBUFS, CANCELLED, CANCELLED]);
+    batch.refuse_first();
+    let refused = TxOutcome::Refused(libc::ENOBUFS);
+    assert_eq!(batch.take_outcomes(), Some(&[refused, FULL, FULL][..]));
+}
+
+#[test]
+fn what_a_packet_socket_says_of_its_interface_is_understood() {
+    for (errno, outcome) in [
+        (libc::ENETDOWN, TxOutcome::Down),
+        (libc::ENXIO, TxOutcome::Gone),
+        (libc::EAGAIN, TxOutcome::TapFull),
+        (libc::EMSGSIZE, TxOutcome::Refused(libc::EMSGSIZE)),
+    ] {
+        let (mut batch, tokens) = packets(1);
+        complete(&mut batch, &tokens, &[-errno]);
+        assert_eq!(batch.take_outcomes(), Some(&[outcome][..]));
+    }
 }

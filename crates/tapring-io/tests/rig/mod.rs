@@ -2,21 +2,24 @@
 //!
 //! As root a test's thread moves into a new network namespace (a namespace belongs to a thread). As another user the
 //! test runs itself again under `unshare -Urn`. Where neither is allowed it says SKIP, loudly.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, unused_imports)] // each test file uses its part
+
+mod far;
 
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
-use tapring_io::{
-    BATCH_FRAMES, CallFd, PacketOptions, PacketSocket, PollMode, Port, PortOptions, Tap,
-    TapOptions, Wait,
+use tapring_io::{CallFd, PollMode, Port, PortOptions, Tap, TapOptions, Wait};
+
+pub(crate) use far::{
+    DeviceFile, Far, macvtap, packet_port, packet_socket, read_frames, read_next, veth,
+    wait_running,
 };
 
 /// Generous: reached only by a test that fails.
@@ -391,135 +394,6 @@ pub(crate) fn release() {
     let mut another = ethernet(FAR_MAC, 0, 60);
     another[12..14].copy_from_slice(&[0x88, 0xb6]);
     Host::on(index_of("v0")).send(&another);
-}
-
-/// A veth that runs, `v0` and `v1`.
-pub(crate) fn veth() {
-    sh("ip link add v0 type veth peer name v1");
-    for link in ["v0", "v1"] {
-        sh(&format!("ip link set {link} mtu 9000 up"));
-    }
-    for link in ["v0", "v1"] {
-        wait_running(link);
-    }
-}
-
-/// Waits until the kernel has taken note of the carrier: before that it drops what is sent.
-pub(crate) fn wait_running(name: &str) {
-    let runs = || {
-        let shown = Command::new("ip")
-            .args(["-o", "link", "show", name])
-            .output()
-            .unwrap();
-        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-        shown.contains("LOWER_UP") && !shown.contains("qdisc noop")
-    };
-    let start = Instant::now();
-    while !runs() {
-        assert!(start.elapsed() < LIMIT, "{name} does not run");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A packet socket on an interface.
-pub(crate) fn packet_socket(name: &str) -> PacketSocket {
-    PacketSocket::open(&PacketOptions {
-        name: name.into(),
-        qdisc_bypass: false,
-    })
-    .unwrap()
-}
-
-/// A port of a packet socket on an interface.
-pub(crate) fn packet_port(name: &str, options: PortOptions) -> Port {
-    let socket = packet_socket(name).try_clone_socket().unwrap();
-    Port::new(socket, options).unwrap()
-}
-
-/// The bytes of `frames` frames: those that are held, and more as batches bring them.
-pub(crate) fn read_frames(port: &mut Port, frames: usize) -> Vec<Vec<u8>> {
-    let mut read = Vec::new();
-    let start = Instant::now();
-    while read.len() < frames {
-        if port.rx_held() == 0 {
-            port.rx_submit(BATCH_FRAMES);
-            enter_until(port, Port::rx_batch_done);
-        }
-        while let Some(front) = port.rx_front() {
-            assert_eq!(front[..12], [0; 12], "nothing is left to be done");
-            read.push(front[12..].to_vec());
-            port.rx_pop();
-        }
-        assert!(
-            start.elapsed() < LIMIT,
-            "{} of {frames} frames came",
-            read.len()
-        );
-    }
-    read
-}
-
-/// A macvtap `m0` on `v0` of a veth, and its device file, which is gone when dropped; `None`, said loudly, where there is no
-/// macvtap or no right to make device files.
-pub(crate) fn macvtap() -> Option<DeviceFile> {
-    if let Err(error) = try_sh("ip link add link v0 name m0 type macvtap mode bridge") {
-        skip(&error);
-        return None;
-    }
-    sh("ip link set m0 up");
-    wait_running("m0");
-    // The /sys we see may be another namespace's.
-    let numbers = "mount -t sysfs none /sys && cat /sys/class/net/m0/tap*/dev";
-    let numbers = Command::new("unshare")
-        .args(["-m", "sh", "-c", numbers])
-        .output()
-        .unwrap();
-    let numbers = String::from_utf8_lossy(&numbers.stdout).into_owned();
-    let parsed = numbers.trim().split_once(':').and_then(|(major, minor)| {
-        let number = |word: &str| word.parse::<u32>().ok();
-        Some((number(major)?, number(minor)?))
-    });
-    let Some((major, minor)) = parsed else {
-        skip(&format!("macvtap: its device numbers are {numbers:?}"));
-        return None;
-    };
-    DeviceFile::make(major, minor)
-}
-
-/// A character device of ours.
-#[derive(Debug)]
-pub(crate) struct DeviceFile(PathBuf);
-
-impl DeviceFile {
-    fn make(major: u32, minor: u32) -> Option<Self> {
-        use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
-        let path = std::env::temp_dir().join(format!("tapring-{}-{minor}", std::process::id()));
-        let mode = Mode::RUSR | Mode::WUSR;
-        let made = mknodat(
-            CWD,
-            &path,
-            FileType::CharacterDevice,
-            mode,
-            makedev(major, minor),
-        );
-        if let Err(error) = made {
-            skip(&format!(
-                "macvtap: no right to make its device file: {error}"
-            ));
-            return None;
-        }
-        Some(Self(path))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for DeviceFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 pub(crate) fn index_of(name: &str) -> u32 {
