@@ -7,6 +7,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::resume_unwind;
+use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
@@ -25,6 +26,8 @@ pub enum Need {
     Tun,
     /// A CPU for the guest and another for the daemon.
     TwoCpus,
+    /// A kernel with macvtaps.
+    Macvtap,
     /// A program in `PATH`.
     Tool(&'static str),
     /// A Debian kernel with its modules in `ci.sh`'s cache.
@@ -61,6 +64,10 @@ impl Need {
                 files::Kernel::find().is_ok(),
                 "no Debian kernel in the cache: `./ci.sh packages`".to_owned(),
             ),
+            Self::Macvtap => (
+                can_make_macvtaps(),
+                "no macvtap can be made here: `modprobe macvtap`".to_owned(),
+            ),
             Self::Ipxe => (
                 files::has_ipxe(),
                 "no iPXE virtio-net ROM: `./ci.sh packages`".to_owned(),
@@ -68,6 +75,15 @@ impl Need {
         };
         (!met).then_some(remedy)
     }
+}
+
+/// Tried in a namespace that goes at once.
+fn can_make_macvtaps() -> bool {
+    let script =
+        "ip link add v0 type veth peer name v1 && ip link add link v0 name m0 type macvtap";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-n", "sh", "-c", script]);
+    unshare.output().is_ok_and(|made| made.status.success())
 }
 
 /// In a user namespace the map of ids covers a part of them only.
