@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tapring_guest::traffic::{Report, SHORTEST_BYTES, Verifier};
-use tapring_guest::{Pair, Random, RxQueue, TxQueue, Until};
+use tapring_guest::{Guest, GuestConfig, Pair, Random, RxQueue, TxQueue, Until};
 
+use crate::daemon::{Daemon, DaemonOptions};
 use crate::host_end::HostEnd;
+use crate::threads::ThreadWatch;
 use crate::window::Window;
 
 /// How long anything may stand still.
@@ -136,6 +138,35 @@ pub fn exchange(pair: &mut Pair, host: &HostEnd, load: Load) -> Result<(Report, 
             .context("host receives")?;
         Ok((at_host, at_guest.context("guest receives")?))
     })
+}
+
+/// The same with a daemon and a guest that are there for it alone: all arrive, `accounts` holds, and no io-wq thread comes up.
+///
+/// # Errors
+/// When not.
+pub fn verify_both_ways(
+    options: &DaemonOptions,
+    host: &HostEnd,
+    load: Load,
+    accounts: impl FnOnce(&Daemon) -> Result<()>,
+) -> Result<()> {
+    let daemon = Daemon::start(options)?;
+    let watch = ThreadWatch::start(daemon.id());
+    let mut guest = Guest::connect(&GuestConfig {
+        tx_buffer_bytes: 9216,
+        ..GuestConfig::new(daemon.socket())
+    })?;
+    let mut pair = guest.take_pairs().remove(0);
+    let (at_host, at_guest) = exchange(&mut pair, host, load).with_context(|| daemon.tail())?;
+    ensure_perfect("guest to host", at_host, load.frames)?;
+    ensure_perfect("host to guest", at_guest, load.frames)?;
+    accounts(&daemon)?;
+    ensure!(
+        watch.finish().most("iou-wrk") == 0,
+        "an io-wq worker came up"
+    );
+    drop(guest);
+    daemon.stop()
 }
 
 /// That all of them arrived, in order, and nothing else.

@@ -48,7 +48,7 @@ pub use both_ways::BothWays;
 pub use control::{Control, Settings};
 pub use daemon::{Daemon, DaemonOptions, METRICS, ensure_one_line, ensure_refused};
 pub use dhcp::{DhcpServer, Exchange};
-pub use exchange::{Load, ensure_perfect, exchange};
+pub use exchange::{Load, ensure_perfect, exchange, verify_both_ways};
 pub use files::{Kernel, daemon_binary, workspace};
 pub use guest::{Firmware, LinuxGuest, Report, RunningGuest};
 pub use host_end::HostEnd;

@@ -271,6 +271,22 @@ impl Rig {
         Ok(())
     }
 
+    /// Sends frames to a host's end that is down: each chain comes back, and each frame is counted.
+    ///
+    /// # Errors
+    /// When not, or one waits for longer than `limit`.
+    pub fn ensure_down_drops(&mut self, frames: u32, limit: Duration) -> Result<()> {
+        for sequence in 0..u64::from(frames) {
+            self.tx
+                .transmit(&TO_HOST.build(sequence, 100), false, limit)
+                .with_context(|| self.daemon.tail())?;
+        }
+        self.ensure_tx_whole()?;
+        let reason = ["direction=\"tx\"", "reason=\"tap_down\""];
+        self.daemon
+            .wait_metric("tapring_dropped_packets_total", &reason, f64::from(frames))
+    }
+
     /// Fills the ring with frames from number `next` up to `end`, and kicks if that is asked for.
     ///
     /// # Errors

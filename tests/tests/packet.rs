@@ -11,8 +11,8 @@ use tapring_guest::traffic::Verifier;
 use tapring_guest::{Guest, GuestConfig};
 use tapring_tests::{
     BothWays, Daemon, DaemonOptions, HostEnd, Load, Mode, Need, Net, Process, Rig, TO_GUEST,
-    TO_HOST, ThreadWatch, Wire, ensure_idle, ensure_one_line, ensure_perfect, ensure_refused,
-    exchange, scenario, until,
+    TO_HOST, Wire, ensure_idle, ensure_one_line, ensure_perfect, ensure_refused, exchange,
+    scenario, until,
 };
 
 const NEEDS: [Need; 2] = [Need::Root, Need::Tool("ip")];
@@ -56,23 +56,9 @@ fn verify_both_ways(load: Load, mtu: usize, words: &str) -> Result<()> {
     let net = Net::enter()?;
     net.veth("v0", "v1", mtu)?;
     let host = HostEnd::on(&net, "v1", mtu)?;
-    let daemon = Daemon::start(&on_v0(words))?;
-    let watch = ThreadWatch::start(daemon.id());
-    let mut guest = Guest::connect(&GuestConfig {
-        tx_buffer_bytes: 9216,
-        ..GuestConfig::new(daemon.socket())
-    })?;
-    let mut pair = guest.take_pairs().remove(0);
-    let (at_host, at_guest) = exchange(&mut pair, &host, load).with_context(|| daemon.tail())?;
-    ensure_perfect("guest to host", at_host, load.frames)?;
-    ensure_perfect("host to guest", at_guest, load.frames)?;
-    ensure_accounts(&net, &daemon, load.frames)?;
-    ensure!(
-        watch.finish().most("iou-wrk") == 0,
-        "an io-wq worker came up"
-    );
-    drop(guest);
-    daemon.stop()
+    tapring_tests::verify_both_ways(&on_v0(words), &host, load, |daemon| {
+        ensure_accounts(&net, daemon, load.frames)
+    })
 }
 
 #[test]
@@ -155,13 +141,7 @@ fn an_interface_that_is_down_drops_and_one_that_comes_up_carries() {
                 let mut rig = rig(mode.words())?;
                 rig.ensure_alive()?;
                 rig.net.ip("link set v0 down")?;
-                for sequence in 0..1000 {
-                    let frame = TO_HOST.build(sequence, 100);
-                    rig.tx.transmit(&frame, false, SOON)?;
-                }
-                rig.ensure_tx_whole()?;
-                let reason = ["direction=\"tx\"", "reason=\"tap_down\""];
-                rig.daemon.wait_metric(DROPPED, &reason, 1000.0)?;
+                rig.ensure_down_drops(1000, SOON)?;
                 ensure_idle(&rig.daemon, "down")?;
                 rig.net.ip("link set v0 up")?;
                 rig.net.wait_running("v0")?;

@@ -7,10 +7,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tapring_guest::traffic::Verifier;
 use tapring_guest::{Guest, GuestConfig, Pair, Random, Resume, Until};
-use tapring_tests::{
-    Counters, Daemon, DaemonOptions, HostEnd, Load, Need, Net, ThreadWatch, ensure_perfect,
-    exchange, scenario, until,
-};
+use tapring_tests::{Counters, Daemon, DaemonOptions, HostEnd, Load, Need, Net, scenario, until};
 
 const NEEDS: [Need; 3] = [Need::Root, Need::Tun, Need::Tool("ip")];
 
@@ -55,20 +52,10 @@ fn verify_both_ways(load: Load, mtu: usize, options: &str) -> Result<()> {
     let net = Net::enter()?;
     net.tap("t0", "")?;
     let host = HostEnd::on(&net, "t0", mtu)?;
-    let daemon = Daemon::start(&DaemonOptions::on_tap("t0").with(options))?;
-    let watch = ThreadWatch::start(daemon.id());
-    let mut guest = Guest::connect(&config(&daemon))?;
-    let mut pair = guest.take_pairs().remove(0);
-    let (at_host, at_guest) = exchange(&mut pair, &host, load).with_context(|| daemon.tail())?;
-    ensure_perfect("guest to host", at_host, load.frames)?;
-    ensure_perfect("host to guest", at_guest, load.frames)?;
-    ensure_accounts(&net, &daemon, load.frames)?;
-    ensure!(
-        watch.finish().most("iou-wrk") == 0,
-        "an io-wq worker came up"
-    );
-    drop(guest);
-    daemon.stop()
+    let options = DaemonOptions::on_tap("t0").with(options);
+    tapring_tests::verify_both_ways(&options, &host, load, |daemon| {
+        ensure_accounts(&net, daemon, load.frames)
+    })
 }
 
 #[test]

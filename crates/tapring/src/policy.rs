@@ -169,14 +169,23 @@ impl fmt::Display for Lines {
 
 /// A policy for `/metrics`.
 pub(crate) fn for_metrics(policy: &Policy) -> PolicyWords {
+    let [
+        kick_rearm,
+        busy_poll_us,
+        busy_poll_interrupt,
+        tx_poll,
+        rx_wake,
+        tx_budget,
+        rx_budget,
+    ] = words(policy).map(|(_, word)| word);
     PolicyWords {
-        kick_rearm: policy.kick_rearm.to_string(),
-        busy_poll_us: policy.busy_poll.to_string(),
-        busy_poll_interrupt: policy.busy_poll_interrupt.to_string(),
-        tx_poll: policy.tx_poll.to_string(),
-        rx_wake: policy.rx_wake.to_string(),
-        tx_budget: policy.tx_budget.to_string(),
-        rx_budget: policy.rx_budget.to_string(),
+        kick_rearm,
+        busy_poll_us,
+        busy_poll_interrupt,
+        tx_poll,
+        rx_wake,
+        tx_budget,
+        rx_budget,
     }
 }
 

@@ -27,15 +27,7 @@ fn b07_frames_for_a_tap_that_is_down_are_dropped_and_counted() {
             let mut rig = Rig::start(mode, |_| {})?;
             rig.ensure_alive()?;
             rig.net.ip("link set t0 down")?;
-            for sequence in 0..1000 {
-                rig.tx
-                    .transmit(&TO_HOST.build(sequence, 100), false, SOON)
-                    .with_context(|| rig.daemon.tail())?;
-            }
-            rig.ensure_tx_whole()?;
-            let reason = ["direction=\"tx\"", "reason=\"tap_down\""];
-            rig.daemon
-                .wait_metric("tapring_dropped_packets_total", &reason, 1000.0)?;
+            rig.ensure_down_drops(1000, SOON)?;
             rig.net.ip("link set t0 up")?;
             rig.wire = Wire::on("t0")?;
             rig.ensure_alive()?;

@@ -231,56 +231,61 @@ pub(super) const KICKS_A_SECOND: &str = "kicks/s";
 const KICKS_A_MILLION: &str = "kicks per million frames";
 const WORKER_CPU: &str = "worker CPU per frame, ns";
 
+const FRAMES_A_SECOND: Row = (DATAGRAMS_A_SECOND, 0, |figures| figures.frames_per_second);
+const GBIT: Row = (GBIT_A_SECOND, 2, |figures| figures.gbit_per_second);
+const KICK_RATE: Row = (KICKS_A_SECOND, 1, |figures| figures.kicks_per_second);
+const KICK_SHARE: Row = (KICKS_A_MILLION, 1, |figures| {
+    figures.kicks_per_million_frames
+});
+const KICKS: Row = ("kicks", 0, |figures| to_f64(figures.kicks));
+const CALL_RATE: Row = ("calls/s", 0, |figures| figures.calls_per_second);
+const BATCH: Row = ("mean batch, frames", 1, |figures| figures.mean_batch);
+const WORKER: Row = (WORKER_CPU, 0, |figures| figures.worker_cpu_ns_per_frame);
+const DAEMON: Row = ("daemon CPU per frame, ns", 0, |figures| {
+    figures.cpu_ns_per_frame
+});
+const GUEST: Row = ("guest CPU per frame, ns", 0, |figures| {
+    figures.guest_cpu_ns_per_frame
+});
+const VERIFIED: Row = ("datagrams verified", 0, |figures| {
+    to_f64(figures.frames_verified)
+});
+const DAMAGED: Row = ("datagrams damaged", 0, |figures| {
+    to_f64(figures.frames_damaged)
+});
+const LOST: Row = ("lost, guest to tap and back", 0, |figures| {
+    to_f64(figures.frames_lost)
+});
+const BEHIND: Row = ("dropped behind the tap", 0, |figures| {
+    to_f64(figures.receiver_dropped)
+});
+
 const COMPARED: [Row; 11] = [
-    (KICKS_A_SECOND, 1, |figures| figures.kicks_per_second),
-    (KICKS_A_MILLION, 1, |figures| {
-        figures.kicks_per_million_frames
-    }),
-    ("kicks", 0, |figures| to_f64(figures.kicks)),
-    (DATAGRAMS_A_SECOND, 0, |figures| figures.frames_per_second),
-    (GBIT_A_SECOND, 2, |figures| figures.gbit_per_second),
-    ("mean batch, frames", 1, |figures| figures.mean_batch),
-    (WORKER_CPU, 0, |figures| figures.worker_cpu_ns_per_frame),
-    ("guest CPU per frame, ns", 0, |figures| {
-        figures.guest_cpu_ns_per_frame
-    }),
-    ("datagrams verified", 0, |figures| {
-        to_f64(figures.frames_verified)
-    }),
-    ("lost, guest to tap and back", 0, |figures| {
-        to_f64(figures.frames_lost)
-    }),
-    ("dropped behind the tap", 0, |figures| {
-        to_f64(figures.receiver_dropped)
-    }),
+    KICK_RATE,
+    KICK_SHARE,
+    KICKS,
+    FRAMES_A_SECOND,
+    GBIT,
+    BATCH,
+    WORKER,
+    GUEST,
+    VERIFIED,
+    LOST,
+    BEHIND,
 ];
 
 const ROWS: [Row; 13] = [
-    (DATAGRAMS_A_SECOND, 0, |figures| figures.frames_per_second),
-    (GBIT_A_SECOND, 2, |figures| figures.gbit_per_second),
-    (KICKS_A_SECOND, 1, |figures| figures.kicks_per_second),
-    (KICKS_A_MILLION, 1, |figures| {
-        figures.kicks_per_million_frames
-    }),
-    ("calls/s", 0, |figures| figures.calls_per_second),
-    ("mean batch, frames", 1, |figures| figures.mean_batch),
-    (WORKER_CPU, 0, |figures| figures.worker_cpu_ns_per_frame),
-    ("daemon CPU per frame, ns", 0, |figures| {
-        figures.cpu_ns_per_frame
-    }),
-    ("guest CPU per frame, ns", 0, |figures| {
-        figures.guest_cpu_ns_per_frame
-    }),
-    ("datagrams verified", 0, |figures| {
-        to_f64(figures.frames_verified)
-    }),
-    ("datagrams damaged", 0, |figures| {
-        to_f64(figures.frames_damaged)
-    }),
-    ("lost, guest to tap and back", 0, |figures| {
-        to_f64(figures.frames_lost)
-    }),
-    ("dropped behind the tap", 0, |figures| {
-        to_f64(figures.receiver_dropped)
-    }),
+    FRAMES_A_SECOND,
+    GBIT,
+    KICK_RATE,
+    KICK_SHARE,
+    CALL_RATE,
+    BATCH,
+    WORKER,
+    DAEMON,
+    GUEST,
+    VERIFIED,
+    DAMAGED,
+    LOST,
+    BEHIND,
 ];
